@@ -1,0 +1,155 @@
+"""One spawned process with a frame channel: started in its own session, watched by a pidfd.
+
+Called by the drivers; calls `subprocess` and the running event loop. Nothing of it is specific to
+one container technology.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from sandbox.drivers.driver import StartFailed
+
+_DIAGNOSTICS_KEPT_BYTES = 4096
+_DIAGNOSTICS_READ_BYTES = 65536
+
+
+class SpawnedProcess:
+    """A child of this process whose standard input and output are one stream socket.
+
+    Its standard error is read for as long as it lives, and the last 4 KiB are kept as evidence. It
+    must be spawned on the thread that lives as long as the host, because a parent-death signal
+    fires when the spawning thread ends.
+    """
+
+    def __init__(
+        self, child: subprocess.Popen[bytes], channel: socket.socket, diagnostics: int
+    ) -> None:
+        self._child = child
+        self._channel = channel
+        self._diagnostics = diagnostics
+        self._tail = b""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        self._pidfd = os.pidfd_open(child.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
+        self._loop.add_reader(diagnostics, self._drain)
+
+    @property
+    def pid(self) -> int:
+        """The process id; it stays reserved until the process was reaped here."""
+        return self._child.pid
+
+    @property
+    def channel(self) -> socket.socket:
+        """This side of the frame channel, non-blocking."""
+        return self._channel
+
+    @property
+    def diagnostics(self) -> str:
+        """The end of what it wrote to standard error, as text."""
+        return self._tail.decode("utf-8", "replace").strip()
+
+    @property
+    def return_code(self) -> int | None:
+        """The exit code, the negated signal, or None while it runs."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        """Waits for its end; any number of callers may wait, and each may be cancelled."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, also when it has ended."""
+        if not self._ended.done():
+            self._child.kill()
+
+    def close(self) -> None:
+        """Closes this side's descriptors; call it once the process has ended."""
+        self._stop_watching()
+        if self._diagnostics >= 0:
+            self._drain()
+        if self._diagnostics >= 0:
+            self._close_diagnostics()
+        if self._channel.fileno() >= 0:
+            self._channel.close()
+
+    def _reap(self) -> None:
+        self._stop_watching()
+        code = self._child.wait()
+        if not self._ended.done():
+            self._ended.set_result(code)
+
+    def _stop_watching(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+    def _drain(self) -> None:
+        try:
+            piece = os.read(self._diagnostics, _DIAGNOSTICS_READ_BYTES)
+        except BlockingIOError:
+            return
+        if piece:
+            self._tail = (self._tail + piece)[-_DIAGNOSTICS_KEPT_BYTES:]
+        else:
+            self._close_diagnostics()
+
+    def _close_diagnostics(self) -> None:
+        self._loop.remove_reader(self._diagnostics)
+        os.close(self._diagnostics)
+        self._diagnostics = -1
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: str = "/",
+    pass_fds: Sequence[int] = (),
+    uid: int | None = None,
+) -> SpawnedProcess:
+    """Starts a process with only the standard descriptors and `pass_fds` open.
+
+    Args:
+        argv: The program and its arguments.
+        env: Its whole environment.
+        cwd: Its working directory.
+        pass_fds: Descriptors it keeps, under the same numbers.
+        uid: The uid and gid it gets, with no supplementary groups; None keeps this process's own.
+
+    Raises:
+        StartFailed: It could not be started; nothing is left open.
+    """
+    ours, theirs = socket.socketpair()
+    diagnostics, diagnostics_end = os.pipe()
+    try:
+        ours.setblocking(False)
+        os.set_blocking(diagnostics, False)
+        child = subprocess.Popen(  # noqa: S603 - the argument list is this package's own
+            argv,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=diagnostics_end,
+            env=dict(env),
+            cwd=cwd,
+            close_fds=True,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+            user=uid,
+            group=uid,
+            extra_groups=None if uid is None else (),
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        ours.close()
+        os.close(diagnostics)
+        raise StartFailed(f"cannot start {argv[0]}: {error}") from error
+    finally:
+        theirs.close()
+        os.close(diagnostics_end)
+    return SpawnedProcess(child, ours, diagnostics)
