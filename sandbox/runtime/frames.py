@@ -1,0 +1,261 @@
+"""The frames of the channel between a sandbox host and a supervisor (docs/frames.md).
+
+Called by `sandbox.host` and by the supervisor and REPL inside a sandbox. It knows bytes only: no
+sockets, no waiting. It checks what holds for every frame (sizes, one JSON object, its numbers,
+nesting and text); which keys a type may have is the receiver's to check.
+
+`json` is imported at first use: the supervisor greets its host before it has loaded it.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+FRAME_VERSION = 1
+PREFIX_BYTES = 8
+MIN_HEADER_BYTES = 2
+MAX_HEADER_BYTES = 65_536
+MAX_FRAME_BYTES = 262_144
+CHUNK_BYTES = 196_608  # of a blob or a captured file
+OUTPUT_CHUNK_BYTES = 65_536
+CREDIT_WINDOW_BYTES = 4 * 1024 * 1024  # of one stream of one cell
+CREDIT_STEP_BYTES = 1024 * 1024
+MAX_OPEN_BLOBS = 16
+MAX_BLOB_BYTES = 64 * 1024 * 1024
+MAX_TEXT = 8_192
+MAX_MESSAGE = 8_000
+MAX_TRACEBACK = 16_000
+MAX_NESTING = 8
+MAX_INTEGER = 2**63 - 1
+MAX_REFUSED_FILES = 256
+
+
+class FrameError(Exception):
+    """Bytes that are not a frame, or a header or payload that cannot be one."""
+
+
+class Frame:
+    """One frame: a JSON object with `type`, and raw bytes."""
+
+    __slots__ = ("header", "payload")
+
+    def __init__(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        """Holds both parts as they are; nothing is checked here."""
+        self.header = header
+        self.payload = payload
+
+    @property
+    def type(self) -> str:
+        """The frame's type, a non-empty text in every decoded frame."""
+        return str(self.header["type"])
+
+    def __eq__(self, other: object) -> bool:
+        """Frames are equal when both parts are."""
+        if not isinstance(other, Frame):
+            return NotImplemented
+        return self.header == other.header and self.payload == other.payload
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Names the header and the payload's length."""
+        return f"Frame({self.header!r}, {len(self.payload)} bytes)"
+
+
+def pack(header: bytes, payload: bytes = b"") -> bytes:
+    """Puts the lengths before an already serialized header and a payload.
+
+    Raises:
+        FrameError: the header or the whole frame is larger than a frame may be.
+    """
+    if not MIN_HEADER_BYTES <= len(header) <= MAX_HEADER_BYTES:
+        raise FrameError(f"a header of {len(header)} bytes; 2 to {MAX_HEADER_BYTES} are allowed")
+    if PREFIX_BYTES + len(header) + len(payload) > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of over {MAX_FRAME_BYTES} bytes")
+    return b"".join(
+        (len(header).to_bytes(4, "big"), len(payload).to_bytes(4, "big"), header, payload)
+    )
+
+
+def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    """Serializes one frame.
+
+    Raises:
+        FrameError: the header is no JSON object with a `type`, or something is too large.
+    """
+    import json
+
+    check_header(header)
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return pack(text.encode(), payload)
+
+
+class Decoder:
+    """Turns a byte stream into frames, however it is cut.
+
+    A decoder that raised `FrameError` is of no more use: where the next frame begins is unknown.
+    """
+
+    __slots__ = ("_buffer", "_failed")
+
+    def __init__(self) -> None:
+        """Starts at the beginning of a frame."""
+        self._buffer = bytearray()
+        self._failed = False
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How many bytes of an incomplete frame are held."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Takes the next bytes and returns the frames that they complete.
+
+        Raises:
+            FrameError: the stream is not one of frames. Frames before the fault, in the same
+                call, are lost with it: the sender is not to be trusted any more.
+        """
+        if self._failed:
+            raise FrameError("the stream has already failed")
+        self._buffer += data
+        try:
+            return list(self._complete())
+        except FrameError:
+            self._failed = True
+            self._buffer.clear()
+            raise
+
+    def close(self) -> None:
+        """Says that the stream has ended.
+
+        Raises:
+            FrameError: it ended inside a frame.
+        """
+        if self._buffer:
+            raise FrameError(f"the stream ended inside a frame, after {len(self._buffer)} bytes")
+
+    def _complete(self) -> Iterator[Frame]:
+        buffer = self._buffer
+        start = 0
+        try:
+            while len(buffer) - start >= PREFIX_BYTES:
+                header_bytes, payload_bytes = read_lengths(buffer[start : start + PREFIX_BYTES])
+                body = start + PREFIX_BYTES
+                end = body + header_bytes + payload_bytes
+                if len(buffer) < end:
+                    break
+                header = decode_header(bytes(buffer[body : body + header_bytes]))
+                frame = Frame(header, bytes(buffer[body + header_bytes : end]))
+                start = end
+                yield frame
+        finally:
+            del buffer[:start]
+
+
+def read_lengths(prefix: bytes | bytearray) -> tuple[int, int]:
+    """Reads the first 8 bytes of a frame: its header's and its payload's length.
+
+    Raises:
+        FrameError: a length is outside what is allowed.
+    """
+    header_bytes = int.from_bytes(prefix[:4], "big")
+    payload_bytes = int.from_bytes(prefix[4:8], "big")
+    if not MIN_HEADER_BYTES <= header_bytes <= MAX_HEADER_BYTES:
+        raise FrameError(f"a header of {header_bytes} bytes; 2 to {MAX_HEADER_BYTES} are allowed")
+    if PREFIX_BYTES + header_bytes + payload_bytes > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame of over {MAX_FRAME_BYTES} bytes")
+    return header_bytes, payload_bytes
+
+
+def decode_packet(packet: bytes) -> Frame:
+    """Reads bytes that must be exactly one frame, as a message socket delivers them.
+
+    Raises:
+        FrameError: they are not.
+    """
+    if len(packet) < PREFIX_BYTES:
+        raise FrameError(f"a packet of {len(packet)} bytes")
+    header_bytes, payload_bytes = read_lengths(packet[:PREFIX_BYTES])
+    if len(packet) != PREFIX_BYTES + header_bytes + payload_bytes:
+        raise FrameError("a packet that is not exactly one frame")
+    body = PREFIX_BYTES + header_bytes
+    return Frame(decode_header(packet[PREFIX_BYTES:body]), packet[body:])
+
+
+def decode_header(data: bytes) -> dict[str, Any]:
+    """Reads one header and checks what holds for all of them.
+
+    Raises:
+        FrameError: it is not UTF-8, not JSON, not an object with a `type`, names a key twice, or
+            holds a number, text or nesting that no header may have.
+    """
+    import json
+
+    try:
+        header = json.loads(
+            data.decode("utf-8"),
+            object_pairs_hook=_unique,
+            parse_float=_refuse_number,
+            parse_constant=_refuse_number,
+        )
+    except (ValueError, RecursionError) as error:
+        raise FrameError(f"a header that is not JSON: {str(error)[:200]}") from None
+    check_header(header)
+    return header  # type: ignore[no-any-return]
+
+
+def check_header(header: object) -> None:
+    """Checks a header's form: an object with a `type`, whole numbers, sound text, little nesting.
+
+    Raises:
+        FrameError: it has another form.
+    """
+    if not isinstance(header, dict):
+        raise FrameError("a header that is not a JSON object")
+    kind = header.get("type")
+    if not isinstance(kind, str) or not kind:
+        raise FrameError("a header without a type")
+    _check(header, 1)
+
+
+def _check(value: object, depth: int) -> None:
+    if depth > MAX_NESTING + 1:
+        raise FrameError(f"a header nested deeper than {MAX_NESTING}")
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise FrameError("a header key that is not text")
+            _check_text(key)
+            _check(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            _check(item, depth + 1)
+    elif isinstance(value, int):
+        if not 0 <= value <= MAX_INTEGER:
+            raise FrameError("a header number outside 0 to 2^63 - 1")
+    elif value is not None:
+        raise FrameError(f"a header value of type {type(value).__name__}")
+
+
+def _check_text(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise FrameError("a header text with lone surrogates") from None
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise FrameError("a header that names a key twice")
+    return result
+
+
+def _refuse_number(text: str) -> object:
+    raise FrameError(f"a header number that is not whole: {text[:40]}")
