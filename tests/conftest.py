@@ -1,7 +1,7 @@
-"""What holds for every test: a private temporary folder, no user's settings, and nothing left behind.
+"""What holds for every test: a private temporary folder, no user settings, nothing left behind.
 
-Called by pytest. The leak check fails a test that leaves an asyncio task, a descriptor, a process (an
-orphan as well), a folder under the temporary folder, or a control group.
+Called by pytest. The leak check fails a test that leaves an asyncio task, a descriptor, a process
+(an orphan as well), a folder under the temporary folder, or a control group.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Finds what a test left behind: descriptors, processes, folders, control groups.
 
-Called by `tests/conftest.py` around every test. Orphans of a test become children of the test process
-(it is a subreaper), so that a process whose parent is gone is seen as well.
+Called by `tests/conftest.py` around every test. Orphans of a test become children of the test
+process (it is a subreaper), so that a process whose parent is gone is seen as well.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _parent(pid: int) -> int:
 
 def _cgroups() -> frozenset[str]:
     """Control groups of ours: directly in a hierarchy's root, or beside this process."""
-    found = set()
+    found: set[str] = set()
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         hierarchy = controllers.removeprefix("name=").split(",")[0]
