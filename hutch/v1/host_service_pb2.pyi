@@ -408,14 +408,17 @@ Global___BlobChunk: _TypeAlias = BlobChunk  # noqa: Y015
 
 @_typing.final
 class NamedContent(_message.Message):
-    """NamedContent is one input of a cell."""
+    """NamedContent is one input of a cell or of a child."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name in the namespace."""
+    description: _builtins.str
+    """What the value is, as a spawn call describes it; empty for a cell."""
     @_builtins.property
     def value(self) -> Global___Content:
         """The encoded JSON of the value."""
@@ -425,10 +428,11 @@ class NamedContent(_message.Message):
         *,
         name: _builtins.str = ...,
         value: Global___Content | None = ...,
+        description: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
