@@ -3,7 +3,7 @@
     HutchError
     ├── ValueEncodeError        a value cannot cross; .path (also a TypeError)
     ├── ValueTooLargeError      a value is over a limit; .limit (also a ValueError)
-    ├── ValueDecodeError        bytes are no value, or no value of the hint; .path (also a ValueError)
+    ├── ValueDecodeError        bytes are no value, or none of the hint; .path (also a ValueError)
     ├── HintError               a type hint that no contract can express; .hint (also a TypeError)
     ├── ResultTimeoutError      a wait ended before the invocation did (also a TimeoutError)
     ├── ToolOutcomeUnknown      a tool's owner is gone; the call may or may not have happened
@@ -18,7 +18,7 @@
     │   ├── RequestIdReusedError    REQUEST_ID_REUSED
     │   ├── QuotaExceededError      QUOTA_EXCEEDED
     │   ├── InvocationEndedError    INVOCATION_ENDED
-    │   ├── UnavailableError        CONTROLLER_DRAINING, HOST_UNAVAILABLE, STORE_UNAVAILABLE, STORE_FULL
+    │   ├── UnavailableError        CONTROLLER_DRAINING, HOST_, STORE_UNAVAILABLE, STORE_FULL
     │   ├── NotEnforceableError     NOT_ENFORCEABLE
     │   ├── NotBuiltError           NOT_BUILT (also a NotImplementedError)
     │   └── InternalError           INTERNAL, OWNER_FENCED
@@ -30,7 +30,7 @@
         ├── ResourceExceededError   memory_, pids_, disk_, output_exceeded
         ├── InvocationCrashed       crashed, exited, denied
         ├── InvocationCancelled     cancelled
-        └── InvocationLost          sandbox_, host_, capacity_lost, start_failed, model_failed, internal
+        └── InvocationLost          sandbox_, host_, capacity_lost, start_, model_failed, internal
 
 Called by `values`, the SDK and the guest; it calls nothing. It is a member of two packages (see
 docs/adr/0002), so it imports nothing but its neighbours.
