@@ -1,0 +1,89 @@
+"""The controller's configuration: parsed once from TOML, frozen, unknown keys refused.
+
+Called by `controller.app`. Every limit has a default and a maximum here.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MIB = 1024 * 1024
+GIB = 1024 * MIB
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Limit(_Frozen):
+    """The default and the maximum of one limit, in its unit."""
+
+    default: int = Field(ge=1)
+    maximum: int = Field(ge=1)
+
+
+class Limits(_Frozen):
+    """What an invocation gets when its caller names nothing, and the most that one may name."""
+
+    memory_limit_bytes: Limit = Limit(default=512 * MIB, maximum=8 * GIB)
+    pids_limit: Limit = Limit(default=128, maximum=4096)
+    cpu_limit_millis: Limit = Limit(default=1000, maximum=1_024_000)
+    tmpfs_limit_bytes: Limit = Limit(default=128 * MIB, maximum=4 * GIB)
+    open_files_limit: Limit = Limit(default=1024, maximum=65_536)
+    timeout_seconds: Limit = Limit(default=600, maximum=86_400)
+    max_depth: Limit = Limit(default=4, maximum=16)
+    max_children: Limit = Limit(default=1000, maximum=10_000)
+    max_concurrent: Limit = Limit(default=8, maximum=10_000)
+    max_descendants: Limit = Limit(default=10_000, maximum=100_000)
+    output_view_bytes: Limit = Limit(default=64 * 1024, maximum=MIB)
+    output_limit_bytes: Limit = Limit(default=GIB, maximum=16 * GIB)
+    artifact_files: int = Field(default=256, ge=1, description="Files captured at the end.")
+    artifact_bytes: int = Field(default=256 * MIB, ge=1, description="Bytes captured at the end.")
+
+
+class ControllerConfig(_Frozen):
+    """Everything that an operator may set."""
+
+    limits: Limits = Limits()
+    queued_roots: int = Field(default=10_000, ge=1, description="Roots that may wait at once.")
+    live_invocations: int = Field(
+        default=100_000, ge=1, description="Invocations that may be live at once."
+    )
+    session_grace_seconds: float = Field(
+        default=5.0, ge=0, description="How long a client may be gone before it counts as gone."
+    )
+    capture_timeout_seconds: float = Field(
+        default=60.0, gt=0, description="How long capturing files may take."
+    )
+    host_grace_seconds: float = Field(
+        default=60.0, ge=0, description="How long a host may be away before its capacity is lost."
+    )
+    attempts: int = Field(default=2, ge=1, description="Attempts of an invocation that may retry.")
+    message_limit_bytes: int = Field(
+        default=40 * MIB, ge=MIB, description="The largest message a client may send."
+    )
+    concurrent_calls: int = Field(
+        default=1000, ge=1, description="Calls in flight on one connection."
+    )
+
+
+class ConfigInvalid(Exception):
+    """A configuration that cannot be used; the text names file, key and problem."""
+
+
+def load(path: Path | None) -> ControllerConfig:
+    """Reads the configuration, or the defaults when there is no path.
+
+    Raises:
+        ConfigInvalid: the file cannot be read, is not TOML, or has an unknown or bad key.
+    """
+    if path is None:
+        return ControllerConfig()
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+        return ControllerConfig.model_validate(content.get("controller", {}))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, ValidationError) as problem:
+        raise ConfigInvalid(f"{path}: {problem}") from problem

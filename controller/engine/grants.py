@@ -1,0 +1,249 @@
+"""What an invocation gets: a caller's request resolved within the server's limits or the parent's.
+
+Called by `engine.spawning`. A root is bounded by the configuration, a child by its parent; asking
+for more is refused with every excess named, and nothing is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+
+from controller.config import Limit, Limits
+from controller.core.errors import Reason, Refused
+from controller.core.model import (
+    Granted,
+    InvocationSpec,
+    ResourceRequest,
+    Resources,
+    SpawnGrant,
+    SpawnRequest,
+    Statement,
+)
+
+DEFAULT_PATTERNS = ("artifacts/**",)
+DEFAULT_TEMPLATE = "default"
+MICROSECONDS = 1_000_000
+TMPFS_MOUNTS = 3
+PROCESS_HELD = frozenset({"open_files"})
+_LIMIT_NAMES = {
+    "memory_limit_bytes": "memory",
+    "pids_limit": "pids",
+    "cpu_limit_millis": "cpu",
+    "tmpfs_limit_bytes": "tmpfs",
+    "open_files_limit": "open_files",
+}
+
+
+def for_root(
+    spec: InvocationSpec, limits: Limits, statements: Iterable[Statement], now_us: int
+) -> Granted:
+    """What a root gets.
+
+    Raises:
+        Refused: FIELD_INVALID for a value over the server's maximum, an unknown driver or template;
+            NOT_ENFORCEABLE for a named limit that no host holds for the whole sandbox.
+    """
+    over: list[str] = []
+
+    def pick(name: str, asked: int | None, limit: Limit) -> int:
+        if asked is None:
+            return limit.default
+        if not 1 <= asked <= limit.maximum:
+            over.append(f"{name} must be 1 to {limit.maximum}, got {asked}")
+        return asked
+
+    spawn = SpawnGrant(
+        **{
+            item.name: pick(item.name, getattr(spec.spawn, item.name), getattr(limits, item.name))
+            for item in fields(SpawnRequest)
+        }
+    )
+    resources = Resources(
+        **{
+            item.name: pick(
+                item.name, getattr(spec.resources, item.name), getattr(limits, item.name)
+            )
+            for item in fields(ResourceRequest)
+        }
+    )
+    timeout = spec.timeout_seconds
+    if timeout is not None and not 0 < timeout <= limits.timeout_seconds.maximum:
+        over.append(f"timeout must be over 0 s and at most {limits.timeout_seconds.maximum} s")
+    view = pick("output_view_bytes", spec.output_view_bytes, limits.output_view_bytes)
+    output = pick("output_limit_bytes", spec.output_limit_bytes, limits.output_limit_bytes)
+    if over:
+        field_name = over[0].partition(" ")[0]
+        raise Refused(Reason.FIELD_INVALID, "; ".join(over), field=field_name)
+    statement = _statement_for(spec, tuple(statements))
+    demanded = _demanded(spec.resources)
+    _check_enforceable(demanded, statement)
+    seconds = limits.timeout_seconds.default if timeout is None else timeout
+    return Granted(
+        spawn=spawn,
+        resources=_fit_tmpfs(resources, spec.resources),
+        demanded_limits=demanded,
+        deadline_us=now_us + int(seconds * MICROSECONDS),
+        driver=spec.driver,
+        template=_template(spec),
+        artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
+        output_view_bytes=view,
+        output_limit_bytes=output,
+    )
+
+
+def for_child(
+    spec: InvocationSpec,
+    parent: Granted,
+    limits: Limits,
+    statements: Iterable[Statement],
+    now_us: int,
+) -> Granted:
+    """What a child gets, never more than its parent has.
+
+    Raises:
+        Refused: GRANT_DENIED with every excess named; FIELD_INVALID for a value below 1;
+            NOT_ENFORCEABLE as for a root.
+    """
+    excess: list[str] = []
+
+    def within(name: str, asked: int | None, bound: int, default: int) -> int:
+        if asked is None:
+            return min(bound, default)
+        if asked < 1:
+            raise Refused(Reason.FIELD_INVALID, f"{name} must be at least 1", field=name)
+        if asked > bound:
+            excess.append(f"{name}={asked} (the parent has {bound})")
+        return asked
+
+    spawn = SpawnGrant(
+        **{
+            item.name: within(
+                item.name,
+                getattr(spec.spawn, item.name),
+                getattr(parent.spawn, item.name),
+                getattr(parent.spawn, item.name),
+            )
+            for item in fields(SpawnRequest)
+        }
+    )
+    resources = Resources(
+        **{
+            item.name: within(
+                item.name,
+                getattr(spec.resources, item.name),
+                getattr(parent.resources, item.name),
+                getattr(limits, item.name).default,
+            )
+            for item in fields(ResourceRequest)
+        }
+    )
+    view = within(
+        "output_view_bytes",
+        spec.output_view_bytes,
+        limits.output_view_bytes.maximum,
+        parent.output_view_bytes,
+    )
+    output = within(
+        "output_limit_bytes",
+        spec.output_limit_bytes,
+        parent.output_limit_bytes,
+        parent.output_limit_bytes,
+    )
+    if spec.driver and spec.driver != parent.driver:
+        excess.append(f"driver={spec.driver!r} (the parent has {parent.driver or 'the default'!r})")
+    if spec.timeout_seconds is not None and spec.timeout_seconds <= 0:
+        raise Refused(Reason.FIELD_INVALID, "timeout must be over 0 s", field="timeout")
+    if excess:
+        message = "more than the parent has: " + ", ".join(excess)
+        raise Refused(Reason.GRANT_DENIED, message, excess=", ".join(excess))
+    named = _demanded(spec.resources)
+    _check_enforceable(named, _statement_for(spec, tuple(statements), parent.driver))
+    deadline = parent.deadline_us
+    if spec.timeout_seconds is not None:
+        asked = min(spec.timeout_seconds, limits.timeout_seconds.maximum)
+        deadline = min(deadline, now_us + int(asked * MICROSECONDS))
+    return Granted(
+        spawn=spawn,
+        resources=_fit_tmpfs(resources, spec.resources),
+        demanded_limits=tuple(dict.fromkeys(parent.demanded_limits + named)),
+        deadline_us=deadline,
+        driver=parent.driver,
+        template=_template(spec) if spec.template else parent.template,
+        artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
+        output_view_bytes=view,
+        output_limit_bytes=output,
+    )
+
+
+def _template(spec: InvocationSpec) -> str:
+    if spec.template not in ("", DEFAULT_TEMPLATE):
+        raise Refused(Reason.FIELD_INVALID, f"unknown template {spec.template!r}", field="template")
+    return DEFAULT_TEMPLATE
+
+
+def _demanded(request: ResourceRequest) -> tuple[str, ...]:
+    return tuple(
+        _LIMIT_NAMES[item.name]
+        for item in fields(ResourceRequest)
+        if getattr(request, item.name) is not None
+    )
+
+
+def _statement_for(
+    spec: InvocationSpec, statements: tuple[Statement, ...], inherited: str = ""
+) -> Statement | None:
+    wanted = spec.driver or inherited
+    if not wanted:
+        return statements[0] if statements else None
+    for statement in statements:
+        if statement.driver == wanted:
+            return statement
+    if statements:
+        raise Refused(Reason.FIELD_INVALID, f"no host has the driver {wanted!r}", field="driver")
+    return None
+
+
+def _check_enforceable(demanded: tuple[str, ...], statement: Statement | None) -> None:
+    if statement is None:
+        return
+    levels = {level.limit: level.level for level in statement.levels}
+    weak = [
+        f"{name} (level {levels.get(name, 'none')})"
+        for name in demanded
+        if levels.get(name) != "sandbox"
+        and not (name in PROCESS_HELD and levels.get(name) == "process")
+    ]
+    if weak:
+        raise Refused(
+            Reason.NOT_ENFORCEABLE,
+            f"the driver {statement.driver!r} cannot hold for the whole sandbox: {', '.join(weak)};"
+            " leave these limits out to take the best level this machine has",
+        )
+
+
+def _fit_tmpfs(resources: Resources, asked: ResourceRequest) -> Resources:
+    """tmpfs is charged to memory: its sum and 64 MiB must fit, or a full disk kills PID 1."""
+    room = (resources.memory_limit_bytes - 64 * 1024 * 1024) // TMPFS_MOUNTS
+    if resources.tmpfs_limit_bytes <= room:
+        return resources
+    if asked.tmpfs_limit_bytes is not None:
+        raise Refused(
+            Reason.FIELD_INVALID,
+            f"three tmpfs of {resources.tmpfs_limit_bytes} bytes and 64 MiB do not fit into"
+            f" {resources.memory_limit_bytes} bytes of memory",
+            field="tmpfs_limit_bytes",
+        )
+    if room < 1024 * 1024:
+        raise Refused(
+            Reason.FIELD_INVALID,
+            "memory_limit_bytes must be at least 67 MiB: three tmpfs of 1 MiB and 64 MiB",
+            field="memory_limit_bytes",
+        )
+    return Resources(
+        memory_limit_bytes=resources.memory_limit_bytes,
+        pids_limit=resources.pids_limit,
+        cpu_limit_millis=resources.cpu_limit_millis,
+        tmpfs_limit_bytes=room,
+        open_files_limit=resources.open_files_limit,
+    )

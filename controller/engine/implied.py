@@ -1,0 +1,207 @@
+"""Which commands a record implies, and which ones recovery issues again.
+
+Called by `controller.loop`, after the record is folded; the commands are issued when it is durable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from controller.core.ids import CallId
+from controller.core.model import NONE_VALUE, Artifact, Ending, EndingKind, Failure, State, Value
+from controller.engine import commands as cmd
+from controller.engine import records as rec
+from controller.engine.state import Call, EngineState, Node
+
+
+def commands(state: EngineState, record: rec.Record) -> list[cmd.Command]:
+    """What to do because of this record."""
+    node = state.nodes.get(record.invocation_id)
+    if node is None:  # its tree is over
+        return []
+    match record:
+        case rec.Admitted():
+            return [_deadline(node), *_accepted(state, node, record)]
+        case rec.SlotGranted():
+            return [_start(node)]
+        case rec.CallRefused():
+            failure = Failure(message=record.message, reason=record.reason)
+            return [_reply(node, record.call_id, failure=failure)]
+        case rec.CallOpened():
+            return list(answer(state, node, record.call_id))
+        case rec.ArtifactPublished() if record.call_id:
+            value = _artifact_value(record.artifact)
+            return [_reply(node, record.call_id, value=value)]
+        case rec.CellRecorded() if record.value is not None:
+            return [_check(node, record.value)]
+        case rec.EndingDecided():
+            found: list[cmd.Command] = [cmd.DropDeadline(invocation_id=node.invocation_id)]
+            if record.capture:
+                found.append(_capture(node))
+            return found
+        case rec.Ended():
+            return [*_tell_parent(state, node), *_destroy(node)]
+        case _:
+            return []
+
+
+def recovery(state: EngineState) -> list[cmd.Command]:
+    """What a new controller does to take over the live trees, oldest first."""
+    found: list[cmd.Command] = []
+    for node in sorted(state.nodes.values(), key=lambda node: node.ordinal):
+        if node.ended:
+            found.extend(_destroy(node))
+            continue
+        if node.ending is None:
+            found.append(_deadline(node))
+        if node.slot is None:
+            continue
+        if node.ending is None or node.capturing:
+            found.append(_start(node))
+        if node.checking is not None:
+            found.append(_check(node, node.checking))
+        if node.capturing:
+            found.append(_capture(node))
+    return found
+
+
+def answer(state: EngineState, node: Node, call_id: CallId) -> Iterator[cmd.Reply]:
+    """The answer to a call of this node's code, if there is one yet."""
+    call = node.calls.get(call_id)
+    if call is None:
+        return
+    if call.refusal is not None:
+        reason, message = call.refusal
+        yield _reply(node, call_id, failure=Failure(message=message, reason=reason))
+    elif call.child_id is not None:
+        yield from _child_answer(node, call_id, call, state.nodes[call.child_id])
+
+
+def _child_answer(node: Node, call_id: CallId, call: Call, child: Node) -> Iterator[cmd.Reply]:
+    if call.wants_id:
+        value = Value(json=json.dumps(child.invocation_id).encode())
+        yield _reply(node, call_id, value=value)
+    elif not child.ended:
+        return
+    elif call.cancel:
+        yield _reply(node, call_id, value=NONE_VALUE)
+    else:
+        assert child.ending is not None
+        if child.ending.kind is EndingKind.RETURNED:
+            yield _reply(node, call_id, value=child.value or NONE_VALUE)
+        else:
+            yield _reply(node, call_id, failure=child_failure(child, child.ending))
+
+
+def child_failure(child: Node, ending: Ending) -> Failure:
+    """What the parent's code sees of a child that did not return."""
+    own = ending.failure or Failure()
+    return Failure(
+        type_name=own.type_name,
+        message=ending.message or (f"{own.type_name}: {own.message}" if own.type_name else ""),
+        traceback=own.traceback,
+        invocation_id=child.invocation_id,
+        ending=ending.kind,
+        reason=own.reason,
+        mismatch=own.mismatch,
+    )
+
+
+def _accepted(state: EngineState, node: Node, record: rec.Admitted) -> Iterator[cmd.Command]:
+    parent = state.parent_of(node)
+    if parent is not None and record.detached:
+        yield from answer(state, parent, record.call_id)
+
+
+def _tell_parent(state: EngineState, node: Node) -> Iterator[cmd.Command]:
+    parent = state.parent_of(node)
+    if parent is None or parent.slot is None:
+        return
+    for call_id, call in parent.calls.items():
+        if call.child_id == node.invocation_id and not call.wants_id:
+            yield from answer(state, parent, call_id)
+
+
+def _deadline(node: Node) -> cmd.SetDeadline:
+    return cmd.SetDeadline(invocation_id=node.invocation_id, at_us=node.granted.deadline_us)
+
+
+def _start(node: Node) -> cmd.StartSandbox:
+    assert node.slot is not None
+    return cmd.StartSandbox(
+        tenant_id=node.tenant_id,
+        invocation_id=node.invocation_id,
+        host_id=node.slot.host_id,
+        sandbox_id=node.sandbox_id,
+        cell_id=node.cell_id,
+        program=node.spec.program,
+        inputs=node.spec.inputs,
+        granted=node.granted,
+        depth=node.depth,
+        run=node.cell_outcome is None and node.ending is None,
+    )
+
+
+def _destroy(node: Node) -> Iterator[cmd.Command]:
+    if node.slot is not None:
+        yield cmd.DestroySandbox(
+            invocation_id=node.invocation_id,
+            host_id=node.slot.host_id,
+            sandbox_id=node.sandbox_id,
+        )
+
+
+def _capture(node: Node) -> cmd.CaptureArtifacts:
+    return cmd.CaptureArtifacts(
+        tenant_id=node.tenant_id,
+        invocation_id=node.invocation_id,
+        sandbox_id=node.sandbox_id,
+        patterns=node.granted.artifact_patterns,
+    )
+
+
+def _check(node: Node, value: Value) -> cmd.CheckContract:
+    contract = node.spec.contract
+    return cmd.CheckContract(
+        tenant_id=node.tenant_id,
+        invocation_id=node.invocation_id,
+        value=value,
+        schema_json=contract.schema_json if contract else None,
+    )
+
+
+def _reply(
+    node: Node, call_id: CallId, *, value: Value | None = None, failure: Failure | None = None
+) -> cmd.Reply:
+    return cmd.Reply(
+        tenant_id=node.tenant_id,
+        sandbox_id=node.sandbox_id,
+        call_id=call_id,
+        value=value,
+        failure=failure,
+    )
+
+
+def _artifact_value(artifact: Artifact) -> Value:
+    return Value(json=artifact_json(artifact))
+
+
+def artifact_json(artifact: Artifact) -> bytes:
+    """An artifact as the JSON object that code in a sandbox gets."""
+    return json.dumps(
+        {
+            "artifact_id": artifact.artifact_id,
+            "name": artifact.name,
+            "sha256": artifact.sha256,
+            "size_bytes": artifact.size_bytes,
+            "media_type": artifact.media_type,
+        }
+    ).encode()
+
+
+def shown_state(node: Node) -> State:
+    """The state a reader sees: code that waits for a child is `waiting`."""
+    if node.state is not State.RUNNING:
+        return node.state
+    return State.WAITING if node.cell_outcome is None and node.waits else State.RUNNING

@@ -1,0 +1,189 @@
+"""The engine's state: live trees and the hosts. Changed only by `engine.apply`.
+
+Read by `decide`, by the scheduler and by servicers that show what is live. Trees that have ended
+are not in it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from controller.core.ids import (
+    CallId,
+    CellId,
+    HostId,
+    InvocationId,
+    SandboxId,
+    SessionId,
+    TenantId,
+    cell_id_of,
+    sandbox_id_of,
+)
+from controller.core.model import (
+    CellOutcome,
+    Ending,
+    Enforcement,
+    Granted,
+    InvocationSpec,
+    State,
+    Statement,
+    Value,
+)
+
+KNOWN_REQUESTS = 10_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Slot:
+    """The capacity that one attempt holds."""
+
+    host_id: HostId
+    level: int
+    borrowed: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """A call of the code that concerns a child or is answered for good."""
+
+    child_id: InvocationId | None = None
+    cancel: bool = False
+    refusal: tuple[str, str] | None = None  # reason, message
+    artifact_id: str = ""
+    wants_id: bool = False  # a detached spawn: answered by the child's id
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One live invocation."""
+
+    tenant_id: TenantId
+    tree_id: InvocationId
+    invocation_id: InvocationId
+    parent_id: InvocationId | None
+    lineage: tuple[InvocationId, ...]
+    depth: int
+    level: int
+    ordinal: int
+    spec: InvocationSpec
+    granted: Granted
+    create_time_us: int
+    session_id: SessionId
+    cancel_on_disconnect: bool
+    spawned_by: tuple[int, CellId, CallId] | None
+    detached: bool
+    state: State = State.QUEUED
+    attempt: int = 0
+    slot: Slot | None = None
+    start_time_us: int = 0
+    end_time_us: int = 0
+    enforcement: tuple[Enforcement, ...] = ()
+    driver: str = ""
+    cell_outcome: CellOutcome | None = None
+    checking: Value | None = None
+    ending: Ending | None = None
+    value: Value | None = None
+    value_artifacts: tuple[str, ...] = ()
+    capturing: bool = False
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    child_count: int = 0
+    descendant_count: int = 0
+    children: dict[InvocationId, None] = field(default_factory=dict)
+    calls: dict[CallId, Call] = field(default_factory=dict)
+    readable: dict[str, None] = field(default_factory=dict)
+    artifact_count: int = 0
+    refused_count: int = 0
+    call_refusals: int = 0
+    waiting_calls: int = 0  # calls of its code that wait for a child
+    waited: int = 0  # calls of its parent that wait for it
+    lost_message: str = ""
+
+    @property
+    def sandbox_id(self) -> SandboxId:
+        """The sandbox of the current attempt; empty before the first."""
+        return sandbox_id_of(self.invocation_id, self.attempt) if self.attempt else SandboxId("")
+
+    @property
+    def cell_id(self) -> CellId:
+        """The cell of the current attempt."""
+        return cell_id_of(self.invocation_id, self.attempt) if self.attempt else CellId("")
+
+    @property
+    def waits(self) -> bool:
+        """Whether some call of its code waits for a child."""
+        return self.waiting_calls > 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether its ending stands and all below it has ended."""
+        return self.state is State.ENDED
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left on any host."""
+        return self.ended and self.slot is None
+
+
+@dataclass(slots=True, kw_only=True)
+class Tree:
+    """One root and all below it."""
+
+    tenant_id: TenantId
+    tree_id: InvocationId
+    ordinal: int
+    depth: int  # the granted depth: how many levels are reserved
+    nodes: list[InvocationId] = field(default_factory=list)
+    reserved: bool = False  # the root has had a slot, so its levels are reserved
+    records: int = 0  # journalled so far
+    over: bool = False  # nothing of it is live
+
+
+@dataclass(slots=True, kw_only=True)
+class HostState:
+    """One host that answers, or that may come back."""
+
+    host_id: HostId
+    host_generation: int
+    capacity: int
+    statements: tuple[Statement, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineState:
+    """Everything that `decide` may look at."""
+
+    nodes: dict[InvocationId, Node] = field(default_factory=dict)
+    trees: dict[InvocationId, Tree] = field(default_factory=dict)
+    hosts: dict[HostId, HostState] = field(default_factory=dict)
+    queue: dict[InvocationId, None] = field(default_factory=dict)
+    requests: OrderedDict[tuple[TenantId, str], tuple[str, InvocationId]] = field(
+        default_factory=OrderedDict
+    )
+    next_ordinal: int = 1
+
+    def forget_ended(self) -> None:
+        """Drops the trees of which nothing is live; the read model keeps them."""
+        for tree_id in [tree.tree_id for tree in self.trees.values() if tree.over]:
+            for invocation_id in self.trees.pop(tree_id).nodes:
+                del self.nodes[invocation_id]
+
+    def live(self, invocation_id: InvocationId) -> Node | None:
+        """The node, unless its tree has ended or it never was."""
+        return self.nodes.get(invocation_id)
+
+    def children_of(self, node: Node) -> Iterator[Node]:
+        """The children of a node, oldest first, ended ones too."""
+        for child_id in node.children:
+            yield self.nodes[child_id]
+
+    def parent_of(self, node: Node) -> Node | None:
+        """The parent of a node."""
+        return self.nodes[node.parent_id] if node.parent_id else None
+
+    @property
+    def capacity(self) -> int:
+        """How many sandboxes all hosts together hold."""
+        return sum(host.capacity for host in self.hosts.values())

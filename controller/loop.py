@@ -1,0 +1,247 @@
+"""The loop around the engine: decide, journal, then issue the commands.
+
+Every fact enters through `post`. Deciding and folding happen at once, in the order of the facts;
+the records are appended to the journal in that order, and nothing that follows from them (commands,
+answers, notices to watchers) happens before they are durable. Batches that wait share one commit.
+A journal that fails ends the process: `failed` is set and the application exits.
+
+Called by the servicers, the host client, the contract checker's task and the timers; calls the
+engine and the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from controller.config import ControllerConfig
+from controller.core.errors import Reason, Refused
+from controller.core.ids import InvocationId
+from controller.engine import commands as cmd
+from controller.engine import records as rec
+from controller.engine.apply import apply
+from controller.engine.decide import decide
+from controller.engine.events import Event
+from controller.engine.implied import commands, recovery
+from controller.engine.state import EngineState, Node
+from controller.nursery import Nursery
+from controller.store.ports import (
+    Batch,
+    InvocationRow,
+    Journal,
+    RequestRow,
+    StoredRecord,
+    StoreFull,
+)
+
+log = structlog.get_logger(__name__)
+
+
+class Executor(Protocol):
+    """What carries out commands."""
+
+    def issue(self, command: cmd.Command) -> None:
+        """Begins to carry out a command and returns at once."""
+
+
+class Projector(Protocol):
+    """Makes the read model's row of a node."""
+
+    def __call__(self, node: Node) -> InvocationRow:
+        """The row as the node stands."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pending:
+    append: asyncio.Task[None] | None
+    commands: list[cmd.Command]
+    trees: tuple[InvocationId, ...]
+    done: asyncio.Future[None]
+
+
+class Watchers:
+    """Tells whoever waits that something durable happened in a tree."""
+
+    def __init__(self) -> None:
+        self._waits: dict[InvocationId, set[asyncio.Event]] = {}
+
+    def subscribe(self, tree_id: InvocationId) -> asyncio.Event:
+        """An event that is set at every durable change of the tree; give it back afterwards."""
+        event = asyncio.Event()
+        self._waits.setdefault(tree_id, set()).add(event)
+        return event
+
+    def unsubscribe(self, tree_id: InvocationId, event: asyncio.Event) -> None:
+        """Ends a subscription."""
+        waits = self._waits.get(tree_id)
+        if waits is not None:
+            waits.discard(event)
+            if not waits:
+                del self._waits[tree_id]
+
+    def notify(self, trees: Iterable[InvocationId]) -> None:
+        """Sets the events of these trees."""
+        for tree_id in trees:
+            for event in self._waits.get(tree_id, ()):
+                event.set()
+
+    def notify_all(self) -> None:
+        """Sets every event, because the controller ends."""
+        self.notify(list(self._waits))
+
+
+class Loop:
+    """The only owner of the engine's state."""
+
+    def __init__(
+        self,
+        *,
+        config: ControllerConfig,
+        journal: Journal,
+        project: Projector,
+        now_us: Callable[[], int],
+        nursery: Nursery,
+    ) -> None:
+        self.state = EngineState()
+        self.watchers = Watchers()
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.draining = False
+        self._config = config
+        self._journal = journal
+        self._project = project
+        self._now_us = now_us
+        self._nursery = nursery
+        self._codec = rec.Codec()
+        self._executor: Executor | None = None
+        self._pending: deque[_Pending] = deque()
+        self._wake = asyncio.Event()
+
+    def start(self, executor: Executor) -> None:
+        """Takes the executor and begins to commit; commands of recovery are issued."""
+        self._executor = executor
+        self._nursery.start(self._commit(), name="loop-commit")
+        for command in recovery(self.state):
+            executor.issue(command)
+
+    async def recover(self) -> None:
+        """Folds the live trees' records; nothing is decided again."""
+        for stored in await self._journal.live_records():
+            record = self._codec.load(stored.payload)
+            apply(self.state, record)
+            tree_id = InvocationId(stored.tree_id)
+            if tree_id in self.state.trees:
+                self.state.trees[tree_id].records = stored.sequence
+
+    def post(self, event: Event) -> asyncio.Future[None]:
+        """Takes a fact. The future is done once all that followed from it is durable.
+
+        Raises:
+            Refused: the request cannot be granted; nothing has changed.
+        """
+        if self.failed.done():
+            raise Refused(Reason.STORE_UNAVAILABLE, "the journal has failed")
+        records = decide(self.state, event, self._now_us(), self._config)
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        pending = _Pending(append=None, commands=[], trees=(), done=done)
+        if records:
+            batch, trees = self._batch(records)
+            pending.trees = trees
+            for record in records:
+                pending.commands.extend(commands(self.state, record))
+            pending.append = asyncio.create_task(self._append(batch), name="journal-append")
+            if any(isinstance(record, rec.TreeEnded) for record in records):
+                self.state.forget_ended()
+        self._pending.append(pending)
+        self._wake.set()
+        return done
+
+    async def _append(self, batch: Batch) -> None:
+        await self._journal.append(batch)
+
+    async def _commit(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._pending:
+                pending = self._pending.popleft()
+                if not await self._durable(pending):
+                    return
+                if not pending.done.cancelled():
+                    pending.done.set_result(None)
+                assert self._executor is not None
+                for command in pending.commands:
+                    self._executor.issue(command)
+                self.watchers.notify(pending.trees)
+
+    async def _durable(self, pending: _Pending) -> bool:
+        if pending.append is None:
+            return True
+        try:
+            await pending.append
+        except asyncio.CancelledError:
+            raise
+        except Exception as problem:
+            reason = Reason.STORE_FULL if isinstance(problem, StoreFull) else None
+            log.critical("journal_failed", exc_info=problem)
+            refusal = Refused(reason or Reason.STORE_UNAVAILABLE, "the journal cannot be written")
+            for waiting in (pending, *self._pending):
+                if not waiting.done.done():
+                    waiting.done.set_exception(refusal)
+                    waiting.done.exception()  # a caller that does not wait is not a fault
+            if not self.failed.done():
+                self.failed.set_exception(problem)
+            return False
+        return True
+
+    def _batch(self, records: list[rec.Record]) -> tuple[Batch, tuple[InvocationId, ...]]:
+        """The records as the journal stores them, with the rows that they change."""
+        stored: list[StoredRecord] = []
+        requests: list[RequestRow] = []
+        ended: list[tuple[str, str]] = []
+        touched: dict[InvocationId, Node] = {}
+        trees: dict[InvocationId, None] = {}
+        now = self._now_us()
+        for record in records:
+            node = self.state.nodes[record.invocation_id]
+            tree = self.state.trees[node.tree_id]
+            tree.records += 1
+            trees[node.tree_id] = None
+            touched[node.invocation_id] = node
+            changed = node.lineage if isinstance(record, rec.Admitted) else node.lineage[-1:]
+            for ancestor_id in changed:
+                touched[ancestor_id] = self.state.nodes[ancestor_id]
+            stored.append(
+                StoredRecord(
+                    tenant_id=node.tenant_id,
+                    tree_id=node.tree_id,
+                    sequence=tree.records,
+                    kind=record.kind,
+                    invocation_id=node.invocation_id,
+                    time_us=now,
+                    engine_version=rec.ENGINE_VERSION,
+                    payload=self._codec.dump(record),
+                )
+            )
+            if isinstance(record, rec.TreeEnded):
+                ended.append((node.tenant_id, node.tree_id))
+            if isinstance(record, rec.Admitted) and record.request_id:
+                requests.append(
+                    RequestRow(
+                        tenant_id=record.tenant_id,
+                        request_id=record.request_id,
+                        content_digest=record.content_digest,
+                        answer_id=record.invocation_id,
+                    )
+                )
+        batch = Batch(
+            records=tuple(stored),
+            rows=tuple(self._project(node) for node in touched.values()),
+            requests=tuple(requests),
+            ended_trees=tuple(ended),
+        )
+        return batch, tuple(trees)
