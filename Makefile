@@ -23,7 +23,9 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(STAMP) ## Measure the standard library with a tree of sandboxes, one for each package
-	$(BIN)/hutch run examples/programs/stdlib_census.py --max-depth 3 --out $(OUT)
+	@mkdir -p $(OUT)
+	$(BIN)/hutch run examples/programs/stdlib_census.py --max-depth 3 --out $(OUT) \
+	    --returns @examples/programs/stdlib_census.schema.json >$(OUT)/value.json
 
 test: $(STAMP) ## Run every test that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
