@@ -700,19 +700,25 @@ class SandboxAttached(_message.Message):
 
     STARTED_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
+    OPEN_CALL_IDS_FIELD_NUMBER: _builtins.int
     started: _builtins.bool
     """Whether this stream started the sandbox."""
     last_sequence: _builtins.int
     """The last sequence that the host has."""
+    @_builtins.property
+    def open_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The calls of the sandbox's code that passed here and have had no reply."""
+
     def __init__(
         self,
         *,
         started: _builtins.bool = ...,
         last_sequence: _builtins.int = ...,
+        open_call_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sequence", b"last_sequence", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sequence", b"last_sequence", "open_call_ids", b"open_call_ids", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
