@@ -355,9 +355,7 @@ def ending_class(ending: str) -> type[InvocationFailed]:
     }.get(ending, InvocationFailed)
 
 
-def refused(
-    reason: str, message: str, details: Mapping[str, str] | None = None
-) -> RequestRefused:
+def refused(reason: str, message: str, details: Mapping[str, str] | None = None) -> RequestRefused:
     """Makes the exception of a refused request."""
     return refusal_class(reason)(message or reason, reason, details)
 

@@ -1,0 +1,88 @@
+"""Policies: rules given to one call, or to all calls inside a `with` block.
+
+Called by the SDK's and the guest's `invoke`. A member of two packages (see docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Union
+
+from .errors import FieldInvalidError
+
+if TYPE_CHECKING:
+    from contextvars import Token
+
+_inherited: ContextVar[tuple[RecursionLimit, ...]] = ContextVar("hutch_policies", default=())
+
+
+class ReturnType:
+    """The declared shape of the value: a mismatch is `ReturnTypeError`.
+
+    Attributes:
+        hint: the type, any that a contract can express.
+        max_failures: how many misfits are answered with feedback; 0 for programs.
+    """
+
+    __slots__ = ("hint", "max_failures")
+
+    def __init__(self, hint: Any, max_failures: int = 0) -> None:
+        """Declares the type.
+
+        Raises:
+            FieldInvalidError: `max_failures` is no whole number from 0.
+        """
+        if type(max_failures) is not int or max_failures < 0:
+            raise _invalid("max_failures", f"max_failures is {max_failures!r}; 0 or more is needed")
+        self.hint = hint
+        self.max_failures = max_failures
+
+    def __repr__(self) -> str:
+        """Looks like its call."""
+        return f"ReturnType({self.hint!r})"
+
+
+class RecursionLimit:
+    """The deepest level of invocations, counted from the root = 1.
+
+    Given to a call it binds that child and all below it; as a `with` block it binds every call
+    made inside. The tightest one counts.
+    """
+
+    __slots__ = ("_tokens", "max_depth")
+
+    def __init__(self, max_depth: int) -> None:
+        """Names the deepest level.
+
+        Raises:
+            FieldInvalidError: it is no whole number from 1.
+        """
+        if type(max_depth) is not int or max_depth < 1:
+            raise _invalid("max_depth", f"max_depth is {max_depth!r}; 1 or more is needed")
+        self.max_depth = max_depth
+        self._tokens: list[Token[tuple[RecursionLimit, ...]]] = []
+
+    def __enter__(self) -> RecursionLimit:
+        """Binds the calls made from here on."""
+        self._tokens.append(_inherited.set((*_inherited.get(), self)))
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        """Ends the block."""
+        _inherited.reset(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        """Looks like its call."""
+        return f"RecursionLimit(max_depth={self.max_depth})"
+
+
+Policy = Union[ReturnType, RecursionLimit]
+
+
+def inherited() -> tuple[RecursionLimit, ...]:
+    """Returns the policies of the `with` blocks around, outermost first."""
+    return _inherited.get()
+
+
+def _invalid(field: str, message: str) -> FieldInvalidError:
+    return FieldInvalidError(message, "FIELD_INVALID", {"field": field})
