@@ -52,7 +52,7 @@ class StoreFull(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer. After a write whose fate is unknown every later write fails too."""
+    """The store does not answer. After a write whose fate is unknown all later writes fail too."""
 
 
 class StoreConflict(StoreError):
@@ -104,7 +104,10 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InvocationRow:
-    """An invocation as it stands, for get and list; the newest row of an id replaces the others."""
+    """An invocation as it stands, for get and list; the newest row of an id replaces the others.
+
+    A row whose `value` is empty leaves the value that stands.
+    """
 
     tenant_id: str
     invocation_id: str
@@ -263,7 +266,7 @@ class ArtifactStore(Protocol):
     ) -> ArtifactRow | AlreadyPublished:
         """Publishes a finished stage, durably; the stage is used up.
 
-        The first publication of a name by an invocation stays. Publishing the same bytes again under
+        The first publication of a name by an invocation stays. The same bytes published again under
         the same artifact id gives the row that stands.
 
         Raises:
