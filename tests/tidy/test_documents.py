@@ -1,0 +1,87 @@
+"""The documents say what is: every reason, ending and case has its explanation and its test.
+
+Called by `make check` and `make test`.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from hutch.v1 import ending_pb2, error_reason_pb2
+from tests.support import repository
+from tests.support.repository import ROOT
+
+REASONS = [
+    name.removeprefix("ERROR_REASON_")
+    for name in error_reason_pb2.ErrorReason.keys()
+    if not name.endswith("_UNSPECIFIED")
+]
+KINDS = [
+    name.removeprefix("ENDING_KIND_").lower()
+    for name in ending_pb2.EndingKind.keys()
+    if not name.endswith("_UNSPECIFIED")
+]
+
+
+def _rows(document: str) -> list[list[str]]:
+    """The cells of every table row of a document."""
+    return [
+        [cell.strip() for cell in line.strip().strip("|").split(" | ")]
+        for line in (ROOT / "docs" / document).read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ")
+    ]
+
+
+def test_every_reason_is_explained_once() -> None:
+    named = [row[0] for row in _rows("errors.md") if row[0].isupper()]
+    assert sorted(named) == sorted(REASONS)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_is_raised_by_a_test(reason: str) -> None:
+    """A reason that no test raises is a promise that nobody keeps."""
+    quoted = re.compile(rf"\b{reason}\b")
+    assert any(
+        quoted.search(path.read_text(encoding="utf-8"))
+        for path in repository.python_files("tests")
+        if "tidy" not in path.parts
+    )
+
+
+def test_every_ending_is_explained_once() -> None:
+    named = [row[0].strip("`") for row in _rows("endings.md") if row[0].startswith("`")]
+    assert sorted(named) == sorted(KINDS)
+
+
+def _cases() -> list[list[str]]:
+    return [row for row in _rows("cases.md") if re.fullmatch(r"[DSAR]?\d+", row[0])]
+
+
+def test_every_case_has_a_known_state() -> None:
+    states = {"passes", "not yet", "does not apply"}
+    assert [row for row in _cases() if len(row) != 4 or row[2] not in states or not row[3]] == []
+    numbers = [row[0] for row in _cases()]
+    assert len(numbers) == len(set(numbers))
+
+
+def test_every_test_that_a_case_names_exists() -> None:
+    existing = repository.test_names()
+    named = {
+        name
+        for row in _cases()
+        if row[2] == "passes"
+        for name in re.findall(r"`(test_\w+)`", row[3])
+    }
+    assert named - existing == set()
+    unproved = [
+        row[0] for row in _cases() if row[2] == "passes" and not re.search(r"`test_\w+`", row[3])
+    ]
+    assert unproved == []
+
+
+def test_every_test_of_a_case_is_named() -> None:
+    named = set(re.findall(r"`(test_case_\w+)`", (ROOT / "docs" / "cases.md").read_text("utf-8")))
+    written = {name for name in repository.test_names() if name.startswith("test_case_")}
+    assert written - named == set()
