@@ -58,6 +58,9 @@ def imports_of(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, alias.name
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
+            if node.level:  # relative: from the package that holds the file
+                package = path.relative_to(ROOT).parts[: -node.level]
+                module = ".".join((*package, *filter(None, [module])))
             yield node.lineno, module
             for alias in node.names:
                 yield node.lineno, f"{module}.{alias.name}"
