@@ -1,0 +1,125 @@
+"""The command line of the sandbox host: `python -I -m sandbox.host`.
+
+Started by `hutch up` and by people; runs the daemon, or the self-check with `--check`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+
+from sandbox.host.config import ConfigError, load
+from sandbox.host.daemon import HostOptions, HostProblem, run
+from sandbox.host.identity import StateDamaged
+from sandbox.host.offers import (
+    DriverProblem,
+    as_document,
+    make_driver,
+    prepare,
+    real_drivers,
+)
+
+EXIT_PROBLEM = 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m sandbox.host", description=__doc__)
+    parser.add_argument("--state", type=Path, help="the host's own folder, 0700")
+    parser.add_argument("--socket", type=Path, help="the unix socket to serve on")
+    parser.add_argument("--driver", help="the default driver")
+    parser.add_argument("--capacity", type=int, help="how many sandboxes at once")
+    parser.add_argument("--config", type=Path, help="a TOML file with a [host] table")
+    parser.add_argument(
+        "--exit-when-unwatched",
+        type=float,
+        metavar="SECONDS",
+        help="exit when no controller has watched for so long and no sandbox is there",
+    )
+    parser.add_argument(
+        "--ready-fd", type=int, metavar="N", help="where to write one JSON line when ready"
+    )
+    parser.add_argument("--check", action="store_true", help="only check what can be enforced here")
+    parser.add_argument("--json", action="store_true", help="with --check: print JSON")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0, or 2 when it cannot start."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    configure_logging()
+    if options.check:
+        return asyncio.run(_check(options.json))
+    if options.state is None or options.socket is None:
+        parser.error("--state and --socket are needed")
+    try:
+        config = load(options.config, driver=options.driver, capacity=options.capacity)
+        host = HostOptions(
+            state=options.state.absolute(),
+            socket=options.socket.absolute(),
+            config=config,
+            exit_when_unwatched_seconds=options.exit_when_unwatched,
+        )
+        asyncio.run(run(host, lambda facts: _tell(options.ready_fd, {"ready": True, **facts})))
+    except (ConfigError, HostProblem, DriverProblem, StateDamaged) as problem:
+        _tell(options.ready_fd, {"ready": False, "problem": str(problem)})
+        print(f"sandbox host: {problem}", file=sys.stderr)  # noqa: T201
+        return EXIT_PROBLEM
+    return 0
+
+
+def configure_logging() -> None:
+    """Logs JSON lines to stderr."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def _tell(descriptor: int | None, document: dict[str, object]) -> None:
+    if descriptor is None:
+        return
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(json.dumps(document) + "\n")
+    except OSError:
+        structlog.get_logger().warning("starter_gone")
+
+
+async def _check(as_json: bool) -> int:
+    statements = []
+    with tempfile.TemporaryDirectory(prefix="hutch-check-") as folder:
+        for name in real_drivers():
+            # An owner of its own: a live host's sandboxes are none of a check's business.
+            driver = make_driver(name, f"check-{os.getpid()}", Path(folder))
+            statements.append(await prepare(driver, 60.0))
+            await driver.close()
+    if as_json:
+        print(json.dumps({"drivers": [as_document(item) for item in statements]}))  # noqa: T201
+    else:
+        for item in statements:
+            print(f"{item.driver}: {'usable' if item.usable else item.problem}")  # noqa: T201
+            for held in item.enforcement:
+                print(f"  {held.limit}: {held.level.value} ({held.mechanism})")  # noqa: T201
+            for gap in item.gaps:
+                print(f"  not held: {gap}")  # noqa: T201
+    return 0 if any(item.usable for item in statements) else EXIT_PROBLEM
+
+
+if __name__ == "__main__":
+    sys.exit(main())

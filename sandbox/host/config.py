@@ -1,0 +1,122 @@
+"""The host's settings: every size, depth and wait that it has, with its default.
+
+Read once by `sandbox.host.__main__`, from the `[host]` table of a TOML file; handed down as one
+frozen value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+MIB = 1024 * 1024
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text names the file, the key and the mend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostConfig:
+    """All settings; units are in the names."""
+
+    driver: str = "bubblewrap"
+    """The default driver."""
+    capacity: int = 0
+    """How many sandboxes at once; 0 computes min(8 x cores, memory / 512 MiB)."""
+    templates: tuple[str, ...] = ("default",)
+    """The templates that sandboxes may be made from."""
+    lease_seconds: float = 60.0
+    """How long the owner's lease lasts after its last `WatchHost` stream was cut."""
+    orphan_grace_seconds: float = 600.0
+    """How long after the lease has lapsed the owner's sandboxes are destroyed."""
+    report_seconds: float = 5.0
+    """How often `WatchHost` reports."""
+    start_timeout_seconds: float = 20.0
+    """How long a sandbox may take until it says that it is ready."""
+    prepare_timeout_seconds: float = 60.0
+    """How long a driver's self-check and clean-up may take."""
+    exit_drain_seconds: float = 2.0
+    """How long the end of a channel and the exit of its supervisor wait for each other."""
+    measure_timeout_seconds: float = 2.0
+    """How long a measurement may hold back the end of a cell."""
+    destroy_retry_seconds: float = 1.0
+    """How soon destroying is tried again when a process survived; doubles up to 30 s."""
+    builders: int = 0
+    """How many sandboxes are made at once; 0 is the number of cores."""
+    event_memory_bytes: int = 4 * MIB
+    """Events of one sandbox kept in memory; what is more goes to the disk."""
+    spill_limit_bytes: int = 1024 * MIB
+    """Events of one sandbox kept on the disk; at the limit the sandbox is no longer read."""
+    unacknowledged_events: int = 65_536
+    """Events of one sandbox kept in all; at the limit the sandbox is no longer read."""
+    open_calls: int = 16_384
+    """Calls of one sandbox that wait for a reply; one more breaks the protocol."""
+    content_limit_bytes: int = 64 * MIB
+    """The largest content of one input, program or reply."""
+    contents_limit_bytes: int = 256 * MIB
+    """Contents that one stream may have sent and not yet used."""
+    channel_queue_bytes: int = 4 * MIB
+    """What may wait to be written to one sandbox before its stream is no longer read."""
+    tombstones: int = 100_000
+    """How many ids of sandboxes that are gone are remembered."""
+    message_limit_bytes: int = MIB + 64 * 1024
+    """The largest gRPC message that is taken."""
+
+
+def load(path: Path | None, **overrides: Any) -> HostConfig:
+    """Reads the settings; an override that is not None wins over the file.
+
+    Raises:
+        ConfigError: the file cannot be read, has an unknown key or a value of a wrong type.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            document = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+        values = document.get("host", {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{path}: [host] must be a table")
+    values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
+    return _checked(values, str(path) if path is not None else "command line")
+
+
+def _checked(values: dict[str, Any], source: str) -> HostConfig:
+    hints = get_type_hints(HostConfig)
+    known = {field.name: field for field in dataclasses.fields(HostConfig)}
+    parsed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"{source}: unknown key {key!r} in [host]")
+        parsed[key] = _value(f"{source}: [host] {key}", hints[key], value)
+    return HostConfig(**parsed)
+
+
+def _value(where: str, hint: Any, value: Any) -> Any:
+    if hint is str and isinstance(value, str):
+        return value
+    if hint is int and type(value) is int and value >= 0:
+        return value
+    if hint is float and type(value) in (int, float) and value >= 0:
+        return float(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        if hint not in (str, int, float):
+            return tuple(value)
+    raise ConfigError(f"{where}: {value!r} is not usable there")
+
+
+def cores() -> int:
+    """How many CPUs this process may use."""
+    return max(1, len(os.sched_getaffinity(0)))
+
+
+def default_capacity() -> int:
+    """min(8 x cores, memory / 512 MiB), at least 1."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(8 * cores(), memory // (512 * MIB)))

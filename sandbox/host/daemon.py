@@ -1,0 +1,245 @@
+"""The host as a process: its lock, its parts, its life.
+
+Called by `sandbox.host.__main__`; puts the parts together and serves until it is told to end, or
+until nobody needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import grpc
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+
+from hutch.v1 import host_pb2, host_service_pb2_grpc
+from sandbox.host import config as settings
+from sandbox.host import evidence
+from sandbox.host.config import HostConfig
+from sandbox.host.fence import Fence
+from sandbox.host.hosted import Workshop
+from sandbox.host.identity import (
+    Identity,
+    next_identity,
+    start_time_of_this_process,
+    version,
+    write_json,
+)
+from sandbox.host.lease import Clock, Lease, MonotonicClock
+from sandbox.host.nursery import Nursery
+from sandbox.host.offers import prepare_offers
+from sandbox.host.servicer import HostServicer
+from sandbox.host.table import Offer, SandboxTable
+from sandbox.runtime import frames
+
+MAX_SOCKET_PATH = 107
+SERVICE = "hutch.v1.HostService"
+_STREAMS_BESIDE_SANDBOXES = 64
+
+
+class HostProblem(Exception):
+    """The host cannot start; the text says why, with the mend."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions:
+    """What one start of the host is told."""
+
+    state: Path
+    socket: Path
+    config: HostConfig
+    exit_when_unwatched_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningHost:
+    """A host that serves."""
+
+    identity: Identity
+    table: SandboxTable
+    lease: Lease
+    socket: Path
+
+
+@contextlib.contextmanager
+def owned_state(state: Path) -> Iterator[None]:
+    """Owns a state folder while the block runs.
+
+    Raises:
+        HostProblem: a live host owns it, or it cannot be used.
+    """
+    try:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        state.chmod(0o700)
+        descriptor = os.open(state / "host.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise HostProblem(f"the state folder {state} cannot be used: {error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HostProblem(f"a live host owns the state folder {state}") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def run(options: HostOptions, on_ready: Callable[[dict[str, object]], None]) -> None:
+    """Runs a host until SIGTERM, SIGINT, or until nobody needs it.
+
+    Args:
+        options: What to run.
+        on_ready: Called once with what a starter wants to know.
+
+    Raises:
+        HostProblem: the folder or the socket cannot be used.
+        DriverProblem: the default driver cannot be used.
+        StateDamaged: the state folder is not what a host wrote.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    with owned_state(options.state):
+        identity = next_identity(options.state)
+        offers = await prepare_offers(
+            options.config.driver,
+            identity.host_id,
+            options.state,
+            options.config.prepare_timeout_seconds,
+        )
+        try:
+            async with serving(options, identity, offers, MonotonicClock()) as host:
+                on_ready(_announce(options, host))
+                async with Nursery() as nursery:
+                    if options.exit_when_unwatched_seconds is not None:
+                        watch = host.lease.run_exit_watch(
+                            options.exit_when_unwatched_seconds,
+                            lambda: host.table.live_count() == 0,
+                            stop.set,
+                        )
+                        nursery.start(watch, "exit when unwatched")
+                    await stop.wait()
+        finally:
+            for offer in offers.values():
+                await offer.driver.close()
+            (options.state / "host.json").unlink(missing_ok=True)
+
+
+def _announce(options: HostOptions, host: RunningHost) -> dict[str, object]:
+    document: dict[str, object] = {
+        "pid": os.getpid(),
+        "start_time": start_time_of_this_process(),
+        "socket": str(host.socket),
+        "host_id": host.identity.host_id,
+        "host_generation": host.identity.generation,
+        "version": version(),
+    }
+    write_json(options.state / "host.json", document)
+    return document
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    options: HostOptions, identity: Identity, offers: Mapping[str, Offer], clock: Clock
+) -> AsyncIterator[RunningHost]:
+    """Serves while the block runs; at its end all sandboxes are destroyed and proved gone."""
+    config = options.config
+    lease, fence = Lease(clock), Fence(identity.generation)
+    async with Nursery() as nursery:
+        table = SandboxTable(
+            workshop=Workshop(
+                config=config,
+                clock=clock,
+                nursery=nursery,
+                spill_directory=_empty_folder(options.state / "spill"),
+                builders=asyncio.Semaphore(config.builders or settings.cores()),
+                destroyers=asyncio.Semaphore(1),
+            ),
+            offers=offers,
+            capacity=config.capacity or settings.default_capacity(),
+        )
+        describe = _describer(identity, offers, table.capacity)
+        servicer = HostServicer(describe=describe, table=table, fence=fence, lease=lease)
+        server = _server(config, servicer, table.capacity)
+        _bind(server, options.socket)
+        await server.start()
+        limit = config.lease_seconds + config.orphan_grace_seconds
+        orphans = lease.run_orphan_watch(
+            limit, lambda: table.destroy_all("its owner's lease lapsed")
+        )
+        nursery.start(orphans, "orphan watch")
+        try:
+            yield RunningHost(identity=identity, table=table, lease=lease, socket=options.socket)
+        finally:
+            table.closing = True
+            await table.destroy_all("the host shut down")
+            await server.stop(1.0)
+            options.socket.unlink(missing_ok=True)
+
+
+def _describer(
+    identity: Identity, offers: Mapping[str, Offer], capacity: int
+) -> Callable[[], host_pb2.Host]:
+    started = Timestamp()
+    started.FromDatetime(datetime.now(UTC))
+    host = host_pb2.Host(
+        host_id=identity.host_id,
+        host_generation=identity.generation,
+        version=version(),
+        frame_version=frames.FRAME_VERSION,
+        drivers=[evidence.statement(offer.statement) for offer in offers.values()],
+        capacity=capacity,
+        start_time=started,
+        # An ordinary user's sandboxes share its uid: not a wall between tenants.
+        development_only=os.geteuid() != 0,
+    )
+    return lambda: host
+
+
+def _server(config: HostConfig, servicer: HostServicer, capacity: int) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", config.message_limit_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_concurrent_streams", 4 * capacity + _STREAMS_BESIDE_SANDBOXES),
+            ("grpc.so_reuseport", 0),
+        )
+    )
+    host_service_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
+    health = health_aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, socket: Path) -> None:
+    if len(os.fsencode(socket)) > MAX_SOCKET_PATH:
+        raise HostProblem(
+            f"the socket path {socket} has over {MAX_SOCKET_PATH} bytes; choose a shorter one "
+            "(XDG_RUNTIME_DIR, or --socket)"
+        )
+    # The lock is held, so a socket that is there was left by an earlier host.
+    socket.unlink(missing_ok=True)
+    mask = os.umask(0o177)
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError as error:
+        raise HostProblem(f"cannot listen on {socket}: {error}") from error
+    finally:
+        os.umask(mask)
+
+
+def _empty_folder(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    return folder

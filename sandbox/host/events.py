@@ -1,0 +1,161 @@
+"""The events of one sandbox, kept until its owner has acknowledged them.
+
+Filled by the sandbox's channel, read by the attached stream. Events are numbered from 1 without
+gaps. Memory holds little; what is more goes to the disk, and at the limit the log says that it is
+full, so that the sandbox is no longer read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+
+from hutch.v1 import host_service_pb2 as pb
+from sandbox.host.spill import Place, Spill
+
+ENTRY_OVERHEAD_BYTES = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputMark:
+    """How far the output of one stream of one cell goes with an event."""
+
+    cell_id: str
+    stream: int
+    end: int
+
+
+@dataclass(slots=True, kw_only=True)
+class _Entry:
+    event: pb.AttachSandboxResponse | None
+    place: Place | None
+    cost: int
+    mark: OutputMark | None
+
+
+class EventLog:
+    """A bounded queue with sequence numbers that can be read more than once."""
+
+    def __init__(
+        self, spill: Spill, *, memory_bytes: int, spill_bytes: int, max_events: int
+    ) -> None:
+        """Starts empty; the limits are those of `HostConfig`."""
+        self._spill = spill
+        self._memory_limit = memory_bytes
+        self._spill_limit = spill_bytes
+        self._max_events = max_events
+        self._entries: deque[_Entry] = deque()
+        self._memory_bytes = 0
+        self._disk_failed = False
+        self._waiters: list[asyncio.Future[None]] = []
+        self.acknowledged = 0
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence of the newest event; 0 before the first."""
+        return self.acknowledged + len(self._entries)
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more should be added before something was acknowledged."""
+        return (
+            self._spill.live_bytes >= self._spill_limit
+            or len(self._entries) >= self._max_events
+            or (self._disk_failed and self._memory_bytes >= self._memory_limit)
+        )
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is held in memory, by estimate."""
+        return self._memory_bytes
+
+    @property
+    def spilled_bytes(self) -> int:
+        """What is held on the disk."""
+        return self._spill.live_bytes
+
+    def append(self, event: pb.AttachSandboxResponse, mark: OutputMark | None = None) -> int:
+        """Adds one event and returns its sequence; the log owns the event from now on."""
+        event.sequence = self.last_sequence + 1
+        entry = self._kept(event, mark)
+        self._entries.append(entry)
+        if entry.place is None:
+            self._memory_bytes += entry.cost
+        self.wake()
+        return event.sequence
+
+    def _kept(self, event: pb.AttachSandboxResponse, mark: OutputMark | None) -> _Entry:
+        cost = event.ByteSize() + ENTRY_OVERHEAD_BYTES
+        if self._memory_bytes + cost > self._memory_limit and not self._disk_failed:
+            try:
+                place = self._spill.write(event.SerializeToString())
+            except OSError:
+                # A full disk: what is at hand stays in memory, and the sandbox is read no further.
+                self._disk_failed = True
+            else:
+                return _Entry(event=None, place=place, cost=0, mark=mark)
+        return _Entry(event=event, place=None, cost=cost, mark=mark)
+
+    def read(self, sequence: int) -> pb.AttachSandboxResponse:
+        """Returns one event that is not acknowledged.
+
+        Raises:
+            IndexError: there is no such event.
+            OSError: the disk does not give it back.
+        """
+        index = sequence - self.acknowledged - 1
+        if index < 0:
+            raise IndexError(f"event {sequence} was acknowledged")
+        entry = self._entries[index]
+        if entry.event is not None:
+            return entry.event
+        if entry.place is None:
+            raise AssertionError("an entry without a place")
+        return pb.AttachSandboxResponse.FromString(self._spill.read(entry.place))
+
+    def acknowledge(self, sequence: int) -> list[OutputMark]:
+        """Frees events up to and with `sequence` and returns what output was thereby taken.
+
+        Raises:
+            IndexError: there is no such event yet.
+        """
+        if sequence > self.last_sequence:
+            raise IndexError(f"event {sequence} does not exist")
+        taken: dict[tuple[str, int], OutputMark] = {}
+        while self.acknowledged < sequence:
+            entry = self._entries.popleft()
+            self.acknowledged += 1
+            if entry.place is not None:
+                self._spill.release(entry.place)
+            else:
+                self._memory_bytes -= entry.cost
+            if entry.mark is not None:
+                taken[entry.mark.cell_id, entry.mark.stream] = entry.mark
+        if self._memory_bytes < self._memory_limit:
+            self._disk_failed = False
+        return list(taken.values())
+
+    async def wait_past(self, sequence: int) -> None:
+        """Returns when there is an event after `sequence`, or when `wake` was called."""
+        if self.last_sequence > sequence:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def wake(self) -> None:
+        """Lets every reader look again."""
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+
+    def close(self) -> None:
+        """Frees everything that is on the disk."""
+        self._entries.clear()
+        self._spill.close()

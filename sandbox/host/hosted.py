@@ -1,0 +1,443 @@
+"""One sandbox on this host, from its start until it is proved gone.
+
+Made by the table; told what its owner says by the attached stream and what its code says by the
+channel. Whatever ends it first is the cause; after that nothing else counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from hutch.v1 import ending_pb2, host_pb2
+from hutch.v1 import host_service_pb2 as pb
+from sandbox.drivers.driver import (
+    Container,
+    Driver,
+    Limits,
+    Measurement,
+    SandboxRequest,
+    StartFailed,
+    Statement,
+)
+from sandbox.host import calls, evidence, outbound
+from sandbox.host.channel import FrameChannel
+from sandbox.host.config import HostConfig
+from sandbox.host.errors import field_invalid
+from sandbox.host.events import EventLog
+from sandbox.host.inbound import Inbound, Received
+from sandbox.host.lease import Clock
+from sandbox.host.nursery import Nursery
+from sandbox.host.outbound import Outbound, StreamContents
+from sandbox.host.spill import Spill
+from sandbox.runtime import frames
+
+MAX_GONE_MESSAGE = 2_000
+MAX_RETRY_SECONDS = 30.0
+DEFAULT_OUTPUT_LIMIT_BYTES = 1024 * 1024 * 1024
+_FULL = "full"
+_MEASURING = "measuring"
+_UNREMARKABLE = (pb.CELL_OUTCOME_COMPLETED, pb.CELL_OUTCOME_RETURNED)
+_STREAM_NAMES: dict[int, str] = {value: name for name, value in calls.STREAMS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workshop:
+    """What all sandboxes of a host share."""
+
+    config: HostConfig
+    clock: Clock
+    nursery: Nursery
+    spill_directory: Path
+    builders: asyncio.Semaphore  # as many sandboxes are made at once as there are cores
+    destroyers: asyncio.Semaphore  # one at a time: ending a sandbox must not slow the others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A checked specification."""
+
+    sandbox_id: str
+    owner_epoch: int
+    invocation_id: str
+    template: str
+    limits: Limits
+    output_limit_bytes: int
+    driver: Driver
+    statement: Statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Why a sandbox ends."""
+
+    cause: pb.GoneCause.ValueType
+    message: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Attachment:
+    """One stream's place at a sandbox."""
+
+    after_sequence: int
+    superseded: bool = False
+
+
+class HostedSandbox:
+    """A sandbox, its events and its state."""
+
+    def __init__(
+        self, order: Order, workshop: Workshop, on_settled: Callable[[HostedSandbox], object]
+    ) -> None:
+        """Makes nothing yet; `start` does.
+
+        Args:
+            order: What to make.
+            workshop: What is shared.
+            on_settled: Called once it is gone and all its events were acknowledged.
+        """
+        config = workshop.config
+        self.order = order
+        self.state: host_pb2.SandboxState.ValueType = host_pb2.SANDBOX_STATE_STARTING
+        self.gone = asyncio.Event()
+        self.evidence = ending_pb2.Evidence()
+        self.log = EventLog(
+            Spill(workshop.spill_directory, order.sandbox_id),
+            memory_bytes=config.event_memory_bytes,
+            spill_bytes=config.spill_limit_bytes,
+            max_events=config.unacknowledged_events,
+        )
+        self._workshop = workshop
+        self._on_settled = on_settled
+        self._born = workshop.clock.now()
+        self._inbound = Inbound(
+            open_calls=config.open_calls, output_limit_bytes=order.output_limit_bytes
+        )
+        self._outbound = Outbound(order.output_limit_bytes)
+        self._channel = FrameChannel(self, config.channel_queue_bytes)
+        self._container: Container | None = None
+        self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._channel_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._measuring: asyncio.Task[None] | None = None
+        self._draining = False
+        self._attachment: Attachment | None = None
+        self._logger = structlog.get_logger().bind(
+            sandbox_id=order.sandbox_id, invocation_id=order.invocation_id
+        )
+
+    # What the owner does.
+
+    def start(self) -> None:
+        """Begins to make it, beside everything else."""
+        self._workshop.nursery.start(self._live(), f"sandbox {self.order.sandbox_id}")
+
+    def attach(self, after_sequence: int) -> Attachment:
+        """Gives a stream the place; the stream that had it loses it.
+
+        Raises:
+            HostError: FIELD_INVALID, there are no such events any more, or not yet.
+        """
+        if not self.log.acknowledged <= after_sequence <= self.log.last_sequence:
+            raise field_invalid(
+                "attach.after_sequence",
+                f"events {self.log.acknowledged} to {self.log.last_sequence} are held",
+            )
+        if self._attachment is not None:
+            self._attachment.superseded = True
+        self._attachment = Attachment(after_sequence=after_sequence)
+        self.log.wake()
+        return self._attachment
+
+    def run_cell(self, run: pb.RunCell, contents: StreamContents) -> None:
+        """Runs a cell, once; a cell id that was given before does nothing.
+
+        Raises:
+            HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
+        """
+        if not run.cell_id or len(run.cell_id) > 64 or not run.cell_id.isascii():
+            raise field_invalid("run_cell.cell_id", "must have 1 to 64 ASCII characters")
+        if self._inbound.knows_cell(run.cell_id) or self._verdict.done():
+            contents.discard([run.code, *(item.value for item in run.inputs)])
+            return
+        message = self._outbound.cell(run, contents)
+        self._inbound.expect_cell(run.cell_id)
+        self._channel.post(message.frames, message.size)
+
+    def reply(self, reply: pb.CallReply, contents: StreamContents) -> None:
+        """Answers a call, once; an answer to a call that is not open does nothing.
+
+        Raises:
+            HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
+        """
+        if not self._inbound.call_is_open(reply.call_id) or self._verdict.done():
+            self._logger.info("reply_ignored", call_id=reply.call_id[:64])
+            contents.discard([reply.value])
+            return
+        message = self._outbound.reply(reply, contents)
+        self._inbound.answer(reply.call_id)
+        self._channel.post(message.frames, message.size)
+
+    def interrupt(self, cell_id: str) -> None:
+        """Interrupts a cell if it runs."""
+        if self._inbound.runs_cell(cell_id):
+            self._channel.send(outbound.control("interrupt", cell=cell_id))
+
+    def capture(self, request: pb.FileCapture) -> None:
+        """Asks for files, once.
+
+        Raises:
+            HostError: FIELD_INVALID.
+        """
+        frame = outbound.capture(request)
+        if self._inbound.expect_capture(request.max_files, request.max_bytes):
+            self._channel.send(frame)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Frees events and gives credit for the output among them.
+
+        Raises:
+            HostError: FIELD_INVALID, there is no such event yet.
+        """
+        try:
+            taken = self.log.acknowledge(sequence)
+        except IndexError as error:
+            raise field_invalid("acknowledge.sequence", str(error)) from error
+        for mark in taken:
+            if self._inbound.take_output(mark):
+                stream = _STREAM_NAMES[mark.stream]
+                self._channel.send(
+                    outbound.control("credit", cell=mark.cell_id, stream=stream, offset=mark.end)
+                )
+        if not self.log.full:
+            self._channel.resume(_FULL)
+        self._settle()
+
+    def end(self, cause: pb.GoneCause.ValueType, message: str) -> None:
+        """Ends it unless something else did; `gone` is set once that is proved."""
+        if not self._verdict.done():
+            self._logger.info("sandbox_ending", cause=pb.GoneCause.Name(cause), why=message)
+            self._verdict.set_result(Verdict(cause=cause, message=message[:MAX_GONE_MESSAGE]))
+
+    async def room(self) -> None:
+        """Waits until the sandbox has taken enough of what was said to it."""
+        await self._channel.room()
+
+    @property
+    def open_calls(self) -> list[str]:
+        """The calls that have had no reply."""
+        return self._inbound.open_call_ids()
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is gone and its owner knows all of it."""
+        return self.gone.is_set() and self.log.acknowledged == self.log.last_sequence
+
+    def describe(self) -> host_pb2.Sandbox:
+        """It as a resource."""
+        return host_pb2.Sandbox(
+            sandbox_id=self.order.sandbox_id,
+            invocation_id=self.order.invocation_id,
+            state=self.state,
+            owner_epoch=self.order.owner_epoch,
+            evidence=self.evidence if self.gone.is_set() else None,
+            wall_time=self.evidence.wall_time
+            if self.gone.is_set()
+            else evidence.duration(self._age()),
+        )
+
+    # What the channel tells.
+
+    def frame_received(self, frame: frames.Frame) -> None:
+        """Checks one frame and adds what it means to the events."""
+        received = self._inbound.accept(frame)
+        first = received.events[0]
+        if first.HasField("ready"):
+            self._become_ready(first.ready)
+        completed = received.events[-1].cell_completed
+        if received.events[-1].HasField("cell_completed"):
+            if completed.outcome not in _UNREMARKABLE and self._container is not None:
+                self._measure_first(received, completed, self._container)
+                return
+            self._add_evidence(completed, Measurement())
+        self._append(received)
+
+    def channel_breached(self, problem: str) -> None:
+        """Ends it: what it sent, no sandbox may send."""
+        self.end(pb.GONE_CAUSE_DENIED, f"it broke the frame protocol: {problem}")
+
+    def channel_ended(self, truncated: bool) -> None:
+        """Notes that nothing more comes."""
+        if not self._channel_end.done():
+            self._channel_end.set_result(truncated)
+
+    def _become_ready(self, ready: pb.SandboxReady) -> None:
+        if self._container is None:
+            raise AssertionError("a frame without a container")
+        order = self.order
+        ready.enforcement.extend(evidence.enforcement(self._container.enforcement))
+        ready.driver = order.driver.name
+        ready.isolation = evidence.ISOLATIONS[order.statement.isolation]
+        self.state = host_pb2.SANDBOX_STATE_READY
+        self._ready.set_result(None)
+        self._channel.release()
+
+    def _append(self, received: Received) -> None:
+        for event in received.events:
+            self.log.append(event, received.mark)
+        if self.log.full and not self._draining:
+            self._channel.pause(_FULL)
+
+    def _measure_first(
+        self, received: Received, completed: pb.CellCompleted, container: Container
+    ) -> None:
+        # The next frame waits: the events stay in the order in which the sandbox sent them.
+        self._channel.pause(_MEASURING)
+
+        async def measure() -> None:
+            try:
+                async with asyncio.timeout(self._workshop.config.measure_timeout_seconds):
+                    measurement = await container.measure()
+            except Exception as error:
+                self._logger.warning("measuring_failed", problem=str(error)[:500])
+                measurement = Measurement()
+            self._add_evidence(completed, measurement)
+            self._append(received)
+            self._channel.resume(_MEASURING)
+
+        self._measuring = self._workshop.nursery.start(measure(), "measure")
+
+    def _add_evidence(self, completed: pb.CellCompleted, measurement: Measurement) -> None:
+        # How the REPL ended is known from the supervisor only; the rest is measured.
+        stated = completed.evidence
+        measured = self._evidence(measurement)
+        measured.ClearField("exit_code")
+        measured.ClearField("signal")
+        measured.MergeFrom(stated)
+        completed.evidence.CopyFrom(measured)
+
+    def _evidence(self, measurement: Measurement) -> ending_pb2.Evidence:
+        held = self._container.enforcement if self._container is not None else ()
+        return evidence.measured(
+            measurement, limits=self.order.limits, held=held, wall_seconds=self._age()
+        )
+
+    def _age(self) -> float:
+        return max(0.0, self._workshop.clock.now() - self._born)
+
+    # Its life.
+
+    async def _live(self) -> None:
+        try:
+            async with self._workshop.builders:
+                if not self._verdict.done():
+                    await self._create()
+        except StartFailed as error:
+            self.end(pb.GONE_CAUSE_START_FAILED, str(error))
+        except Exception:
+            self._logger.exception("create_failed")
+            self.end(pb.GONE_CAUSE_START_FAILED, "the driver failed; the host's log has the trace")
+        if self._container is not None:
+            watch = self._workshop.nursery.start(self._watch(self._container), "watch")
+            await self._until_verdict()
+            watch.cancel()
+        await self._bury(await self._verdict)
+
+    async def _create(self) -> None:
+        order = self.order
+        request = SandboxRequest(
+            sandbox_id=order.sandbox_id, template=order.template, limits=order.limits
+        )
+        self._container = await order.driver.create(request)
+        self._channel.connect(self._container.channel)
+
+    async def _until_verdict(self) -> None:
+        limit = self._workshop.config.start_timeout_seconds
+        await _first_of([self._ready, self._verdict], limit)
+        if not self._ready.done():
+            self.end(pb.GONE_CAUSE_START_FAILED, f"its supervisor was not ready within {limit:g} s")
+        await asyncio.wait({self._verdict})
+
+    async def _watch(self, container: Container) -> None:
+        """Finds out how it ended when nobody asked for it."""
+        drain = self._workshop.config.exit_drain_seconds
+        exited: Measurement | None = None
+        async with asyncio.TaskGroup() as group:
+            exit_task = group.create_task(container.wait())
+            await _first_of([exit_task, self._channel_end], None)
+            if exit_task.done():
+                # It is dead, so what it left in the channel is little: read it, full or not.
+                self._draining = True
+                self._channel.resume(_FULL)
+            await _all_of([exit_task, self._channel_end], drain)
+            if exit_task.done():
+                exited = exit_task.result()
+            exit_task.cancel()
+        truncated = self._channel_end.done() and self._channel_end.result()
+        self._judge_exit(exited or Measurement(), truncated)
+
+    def _judge_exit(self, exited: Measurement, truncated: bool) -> None:
+        how = _how(exited)
+        detail = f": {exited.detail}" if exited.detail else ""
+        if not self._ready.done():
+            self.end(
+                pb.GONE_CAUSE_START_FAILED, f"its supervisor {how} before it was ready{detail}"
+            )
+        elif truncated and exited.signal is None:
+            self.end(pb.GONE_CAUSE_DENIED, "it broke the frame protocol: it ended inside a frame")
+        elif exited.exit_code is not None or exited.signal is not None:
+            self.end(pb.GONE_CAUSE_DIED, f"its supervisor {how}{detail}")
+        else:
+            self.end(pb.GONE_CAUSE_LOST, "its channel ended while its supervisor seemed to live")
+
+    async def _bury(self, verdict: Verdict) -> None:
+        self.state = host_pb2.SANDBOX_STATE_DESTROYING
+        if self._measuring is not None:
+            await asyncio.wait({self._measuring})
+        self._channel.close()
+        measurement = Measurement()
+        if self._container is not None:
+            measurement = await self._destroy(self._container)
+        self.evidence = self._evidence(measurement)
+        gone = pb.SandboxGone(cause=verdict.cause, message=verdict.message, evidence=self.evidence)
+        self.state = host_pb2.SANDBOX_STATE_GONE
+        self.log.append(pb.AttachSandboxResponse(gone=gone))
+        self.gone.set()
+        self._logger.info("sandbox_gone", cause=pb.GoneCause.Name(verdict.cause))
+
+    async def _destroy(self, container: Container) -> Measurement:
+        pause = self._workshop.config.destroy_retry_seconds
+        while True:
+            async with self._workshop.destroyers:
+                try:
+                    return await container.destroy()
+                except Exception as error:
+                    # It stays among the living, and holds its slot, until it is proved gone.
+                    self._logger.error("destroy_failed", problem=str(error)[:MAX_GONE_MESSAGE])
+            await self._workshop.clock.sleep(pause)
+            pause = min(MAX_RETRY_SECONDS, 2 * pause)
+
+    def _settle(self) -> None:
+        if self.settled:
+            self._on_settled(self)
+
+
+async def _first_of(futures: Sequence[asyncio.Future[Any]], seconds: float | None) -> None:
+    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _all_of(futures: Sequence[asyncio.Future[Any]], seconds: float) -> None:
+    await asyncio.wait(futures, timeout=seconds)
+
+
+def _how(exited: Measurement) -> str:
+    if exited.signal is not None:
+        return f"died of signal {exited.signal}"
+    if exited.exit_code is not None:
+        return f"exited with code {exited.exit_code}"
+    return "closed its channel"
