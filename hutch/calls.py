@@ -1,0 +1,277 @@
+"""What a call of `invoke` asks for, and the bare `invoke`, `ainvoke`, `spawn`, `aspawn`, `scope`.
+
+Called by users through `hutch` and by the clients; calls `hutch.values`, `hutch.returns` and the
+ambient client. The same names with the same signatures exist inside a sandbox.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from hutch import ambient, types, values
+from hutch.errors import FieldInvalidError, PayloadTooLargeError
+from hutch.policies import Policy, RecursionLimit, ReturnType, inherited
+
+if TYPE_CHECKING:
+    from hutch.aio import AsyncHandle
+    from hutch.client import Handle
+
+PROGRAM_LIMIT_BYTES = 1024 * 1024
+_scope: ContextVar[Mapping[str, Any]] = ContextVar("hutch_scope", default={})  # noqa: B039 - read only
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class NoHint:
+    """The hint of a call that declares no return type: any value passes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call, checked and encoded.
+
+    Attributes:
+        spec: What the controller is asked for.
+        hint: What the value comes back as; `NoHint` where the caller declared nothing.
+        cancel_on_disconnect: Whether it ends with the client; None means the client's default.
+    """
+
+    spec: types.Spec
+    hint: Any = NoHint
+    cancel_on_disconnect: bool | None = None
+
+
+def make_call(
+    *policies: Policy | Any,
+    program: str | None = None,
+    task: str | None = None,
+    inputs: Mapping[str, Any] | None = None,
+    label: str = "",
+    timeout_seconds: float | None = None,
+    memory_limit_bytes: int | None = None,
+    pids_limit: int | None = None,
+    cpu_limit_millis: int | None = None,
+    tmpfs_limit_bytes: int | None = None,
+    open_files_limit: int | None = None,
+    max_depth: int | None = None,
+    max_children: int | None = None,
+    max_concurrent: int | None = None,
+    max_descendants: int | None = None,
+    output_view_bytes: int | None = None,
+    output_limit_bytes: int | None = None,
+    artifact_patterns: Sequence[str] = (),
+    template: str = "",
+    driver: str = "",
+    retry_on_loss: bool = False,
+    cancel_on_disconnect: bool | None = None,
+    **named_inputs: Any,
+) -> Call:
+    """Checks and encodes one call.
+
+    Args:
+        policies: `ReturnType(T)` or just `T`, `RecursionLimit(...)`.
+        program: Python source, run as one cell; exactly one of this and `task` is given.
+        task: What an agent is asked to do. Agent mode is not built yet.
+        inputs: Named values; for names that are options here, such as `label`.
+        label: A short name shown in trees.
+        timeout_seconds: How long it may take from its acceptance.
+        memory_limit_bytes: Memory of the sandbox; it must be enforceable when it is named.
+        pids_limit: Processes and threads of the sandbox.
+        cpu_limit_millis: CPU in thousandths.
+        tmpfs_limit_bytes: Size of each of the sandbox's writable directories.
+        open_files_limit: Open files of a process.
+        max_depth: The deepest level of its tree, counted from the root = 1.
+        max_children: How many children it may have in all.
+        max_concurrent: How many of them run at once.
+        max_descendants: How many invocations may be below it in all.
+        output_view_bytes: Output shown inline.
+        output_limit_bytes: Output after which it is ended.
+        artifact_patterns: Files captured at the end; `artifacts/**` when empty.
+        template: What its sandbox is made from.
+        driver: The driver of its sandbox.
+        retry_on_loss: Whether its work may run again when a sandbox is lost.
+        cancel_on_disconnect: Whether it ends when this client is gone. By default a blocking call
+            does, a spawned one only at a local controller that was found by itself.
+        named_inputs: More named values.
+
+    Raises:
+        FieldInvalidError: Something is missing, doubled or not understood.
+        HintError: No contract can express the hint.
+        PayloadTooLargeError: The program is over its limit.
+        ValueEncodeError: An input cannot cross.
+        ValueTooLargeError: An input is over a limit.
+    """
+    hint, contract, depth = _bind(policies, max_depth)
+    spec = types.Spec(
+        program=_check_program(program, task),
+        task=task,
+        inputs=_encode_inputs({**_scope.get(), **(inputs or {})}, named_inputs),
+        contract=contract,
+        spawn=types.SpawnGrant(
+            max_depth=depth,
+            max_children=max_children,
+            max_concurrent=max_concurrent,
+            max_descendants=max_descendants,
+        ),
+        resources=types.ResourceLimits(
+            memory_limit_bytes=memory_limit_bytes,
+            pids_limit=pids_limit,
+            cpu_limit_millis=cpu_limit_millis,
+            tmpfs_limit_bytes=tmpfs_limit_bytes,
+            open_files_limit=open_files_limit,
+        ),
+        output=types.OutputLimits(
+            output_view_bytes=output_view_bytes, output_limit_bytes=output_limit_bytes
+        ),
+        timeout_seconds=timeout_seconds,
+        template=template,
+        driver=driver,
+        artifact_patterns=tuple(artifact_patterns),
+        label=label,
+        retry_on_loss=retry_on_loss,
+    )
+    return Call(spec=spec, hint=hint, cancel_on_disconnect=cancel_on_disconnect)
+
+
+def _invalid(field: str, message: str) -> FieldInvalidError:
+    return FieldInvalidError(message, "FIELD_INVALID", {"field": field})
+
+
+def _check_program(program: str | None, task: str | None) -> str | None:
+    if (program is None) == (task is None):
+        raise _invalid("work", "give exactly one of program= and task=")
+    for name, text in (("program", program), ("task", task)):
+        if text is not None and not isinstance(text, str):
+            raise _invalid(name, f"{name} is a {type(text).__name__}, not a text")
+    if program is not None:
+        try:
+            size = len(program.encode())
+        except UnicodeEncodeError as error:
+            raise _invalid("program", f"the program is no valid text: {error}") from error
+        if size > PROGRAM_LIMIT_BYTES:
+            raise PayloadTooLargeError(
+                f"the program has {size} bytes; the limit is {PROGRAM_LIMIT_BYTES}",
+                "PAYLOAD_TOO_LARGE",
+                {"limit": str(PROGRAM_LIMIT_BYTES)},
+            )
+    return program
+
+
+def _bind(
+    policies: Sequence[Any], max_depth: int | None
+) -> tuple[Any, types.Contract | None, int | None]:
+    """The hint, its contract, and the tightest depth."""
+    hint: Any = NoHint
+    contract: types.Contract | None = None
+    depths = [max_depth] if max_depth is not None else []
+    for policy in (*inherited(), *policies):
+        if isinstance(policy, RecursionLimit):
+            depths.append(policy.max_depth)
+            continue
+        wanted = policy if isinstance(policy, ReturnType) else ReturnType(policy)
+        if contract is not None:
+            raise _invalid("contract", "two return types are given; one call has one")
+        from hutch import returns
+
+        hint = wanted.hint
+        contract = types.Contract(
+            schema_json=returns.schema_json(hint), max_failures=wanted.max_failures
+        )
+    return hint, contract, min(depths) if depths else None
+
+
+def _encode_inputs(
+    inputs: Mapping[str, Any], named: Mapping[str, Any]
+) -> tuple[types.NamedInput, ...]:
+    encoded = []
+    for name, value in {**inputs, **named}.items():
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise _invalid("inputs", f"the input name {name!r} is not a Python identifier")
+        encoded.append(types.NamedInput(name=name, json=values.encode(value)))
+    return tuple(encoded)
+
+
+def same_options(model: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
+    """Gives a function the options of `model`, for type checkers and `inspect.signature` alike."""
+
+    def decorate(function: Callable[..., R]) -> Callable[P, R]:
+        options = inspect.signature(model)
+        result = inspect.signature(function).return_annotation
+        function.__signature__ = options.replace(  # type: ignore[attr-defined]
+            return_annotation=result
+        )
+        return function
+
+    return decorate
+
+
+def same_method(
+    model: Callable[P, Any],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """`same_options` for methods, whose first argument is the object."""
+
+    def decorate(function: Callable[..., R]) -> Callable[Concatenate[Any, P], R]:
+        own = inspect.signature(function)
+        first = next(iter(own.parameters.values()))
+        options = inspect.signature(model).parameters.values()
+        function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [first, *options], return_annotation=own.return_annotation
+        )
+        return function
+
+    return decorate
+
+
+@contextmanager
+def scope(**named_values: Any) -> Iterator[None]:
+    """Gives every call made inside these named values, beside its own, which win.
+
+    ```python
+    with hutch.scope(currency="EUR"):
+        price = hutch.invoke(str, program="return f'{amount} {currency}'", amount=3)
+    ```
+    """
+    token = _scope.set({**_scope.get(), **named_values})
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+@same_options(make_call)
+def invoke(*policies: Any, **options: Any) -> Any:
+    """Runs a program in a sandbox of its own and gives back its value; see `make_call`.
+
+    It goes to the client of the surrounding `with hutch.connect(...)`, else to `$HUTCH_TARGET`,
+    else to a local controller.
+
+    Raises:
+        InvocationFailed: It ended without a value; the subclass says how.
+        RequestRefused: It was refused and nothing was started.
+    """
+    return ambient.sync_client().invoke(*policies, **options)
+
+
+@same_options(make_call)
+def ainvoke(*policies: Any, **options: Any) -> Awaitable[Any]:
+    """`invoke` for coroutines: `await hutch.ainvoke(...)`."""
+    return ambient.ainvoke(make_call(*policies, **options))
+
+
+@same_options(make_call)
+def spawn(*policies: Any, **options: Any) -> Handle:
+    """Starts a program in a sandbox of its own and gives back a handle to it at once."""
+    return ambient.sync_client().spawn(*policies, **options)
+
+
+@same_options(make_call)
+def aspawn(*policies: Any, **options: Any) -> Awaitable[AsyncHandle]:
+    """`spawn` for coroutines: `handle = await hutch.aspawn(...)`."""
+    return ambient.aspawn(make_call(*policies, **options))
