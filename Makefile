@@ -63,7 +63,7 @@ $(STAMP): requirements.lock pyproject.toml | prerequisites
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes \
 	    --no-deps --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	    --no-deps --no-build-isolation --editable .
 	@touch $@
 
