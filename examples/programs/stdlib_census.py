@@ -91,14 +91,14 @@ def census(place, name):
 return census(Path(path), name)
 """
 
-# A program that would call itself for ever. The limit is an exception like any other.
+# A program that would call itself for ever.
 ENDLESS = """
 import hutch
 
 try:
     return hutch.invoke(program=again, label="endless", again=again)
 except hutch.RecursionLimitError as error:
-    return f"{error.reason} at depth {hutch.current().depth}: {error}"
+    return f"{error.reason}, an exception like any other: {error}"
 """
 
 

@@ -90,7 +90,6 @@ class _SmallHutch:
         module = types.ModuleType("hutch")
         for name, member in {
             "invoke": self.invoke,
-            "current": lambda: types.SimpleNamespace(depth=self.depth),
             "ReturnType": self.return_type,
             "ReturnTypeError": _Misfit,
             "RecursionLimitError": _LimitReached,
@@ -136,7 +135,7 @@ def test_the_census_measures_every_module_and_survives_its_planted_faults(
     ]
     assert (rows[0].functions, rows[0].classes, rows[0].longest_function_lines) == (1, 1, 2)
     assert "at result[0][\"lines\"]: expected an integer, got '28 lines'" in printed.getvalue()
-    assert "DEPTH_LIMIT_REACHED at depth 3" in printed.getvalue()
+    assert "DEPTH_LIMIT_REACHED, an exception like any other: depth 4" in printed.getvalue()
     # this, this again, deep, deep.er, two levels of the endless one; deep.er.est found no level
     assert small.spawned == 6
     with (tmp_path / "artifacts" / "report.csv").open() as table:
