@@ -131,7 +131,7 @@ def spawn(
     try:
         ours.setblocking(False)
         os.set_blocking(diagnostics, False)
-        child = subprocess.Popen(  # noqa: S603 - the argument list is this package's own
+        child = subprocess.Popen(
             argv,
             stdin=theirs,
             stdout=theirs,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,17 +89,50 @@ def kill(pid: int) -> None:
         return
 
 
-def end_all(members: Callable[[], list[int]], *, within_seconds: float) -> list[int]:
+def children(parent: int) -> list[int]:
+    """The processes that a process started and that have not been reaped."""
+    return [
+        found.pid
+        for pid in pids()
+        if (found := process(pid)) is not None and found.parent == parent
+    ]
+
+
+def namespace_pids(pid: int) -> list[int]:
+    """The ids of a process in each pid namespace from this process's own to its innermost."""
+    for line in read(pid, "status").splitlines():
+        if line.startswith(b"NSpid:"):
+            return [int(word) for word in line.split()[1:]]
+    return []
+
+
+def end_all(members: Callable[[], Iterable[int]], *, within_seconds: float) -> list[int]:
     """Kills what `members` finds until it finds nothing more, and answers with the survivors.
 
-    It must be called off the event loop. One scan that finds nothing is the proof, so `members`
-    has to see every process that could still start another one.
+    It must be called off the event loop. A process that was found once is followed until it has
+    ended, also when `members` no longer recognises it: the first process of a pid namespace loses
+    its command line before the kernel has ended all others of that namespace, but becomes a zombie
+    only afterwards.
     """
     deadline = time.monotonic() + within_seconds
-    while found := members():
-        for pid in found:
-            kill(pid)
+    followed: dict[int, str] = {}
+    while True:
+        fresh = False
+        for pid in members():
+            found = process(pid)
+            if found is not None and not found.zombie:
+                fresh = True
+                followed[pid] = found.start_time
+                kill(pid)
+        survivors = [pid for pid, start_time in followed.items() if same(pid, start_time)]
+        if not fresh and not survivors:
+            return []
         if time.monotonic() > deadline:
-            return found
+            return survivors
         time.sleep(_POLL_SECONDS)
-    return []
+
+
+def same(pid: int, start_time: str) -> bool:
+    """Says whether the process that began at `start_time` still runs under this id."""
+    found = process(pid)
+    return found is not None and not found.zombie and found.start_time == start_time

@@ -18,7 +18,7 @@ from sandbox.drivers.seccomp.numbers import NUMBERS
 # Names as `platform.machine()` gives them: (column of the table, AUDIT_ARCH value).
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
-_HEADER = '''"""The compiled filters, in hexadecimal. Made by `sandbox.drivers.seccomp.compile`: do not edit."""
+_HEADER = '''"""The compiled filters. Made by `sandbox.drivers.seccomp.compile`: do not edit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _conditional(name: str) -> assembler.Block:
             rest = assembler.choose_equal(policy.FORBIDDEN_IOCTLS, forbid, [allow])
             return [assembler.load_argument(1), *rest]
         case "personality":
-            refuse = [assembler.answer(forbid)]
-            rest = assembler.choose_equal(policy.PERSONALITIES, assembler.ALLOW, refuse)
+            other = [assembler.answer(forbid)]
+            rest = assembler.choose_equal(policy.PERSONALITIES, assembler.ALLOW, other)
             return [assembler.load_argument(0), *rest]
         case "socket":
             refuse = assembler.answer(assembler.errno(errno.EAFNOSUPPORT))

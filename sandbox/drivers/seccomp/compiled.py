@@ -1,4 +1,4 @@
-"""The compiled filters, in hexadecimal. Made by `sandbox.drivers.seccomp.compile`: do not edit."""
+"""The compiled filters. Made by `sandbox.drivers.seccomp.compile`: do not edit."""
 
 from __future__ import annotations
 

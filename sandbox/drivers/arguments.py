@@ -1,0 +1,168 @@
+"""The arguments of bwrap: a pure function from what was found on the machine and one request.
+
+Called by the bubblewrap driver for every sandbox and for its self-check, so both are the same.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sandbox.drivers.users import REPL_UID, SUPERVISOR_UID
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sandbox.drivers.driver import Limits
+    from sandbox.drivers.interpreter import Interpreter
+    from sandbox.drivers.layout import Layout
+
+WRITABLE = ("/dev/shm", "/tmp", "/workspace")  # noqa: S108 - inside the sandbox
+_MEMORY_KEPT_BYTES = 64 * 1024 * 1024
+_SMALLEST_TMPFS_BYTES = 1024 * 1024
+ENVIRONMENT = {
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "LOGNAME": "sandbox",
+    "MPLBACKEND": "Agg",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONUNBUFFERED": "1",
+    "TMPDIR": "/tmp",  # noqa: S108 - inside the sandbox
+    "USER": "sandbox",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What the self-check found once and every sandbox uses."""
+
+    bwrap: Path
+    interpreter: Interpreter
+    layout: Layout
+    mark: str  # begins the folder that names the owner inside: see `archive_path`
+    system: tuple[tuple[str, str, str], ...]  # (option, source, destination) for /usr and its like
+
+
+def system_folders() -> tuple[tuple[str, str, str], ...]:
+    """How /usr, /bin, /lib and their like are shown: links as links, folders read-only."""
+    found = [("--ro-bind", "/usr", "/usr")]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/") / name
+        if path.is_symlink():
+            found.append(("--symlink", os.readlink(path), str(path)))
+        elif path.is_dir():
+            found.append(("--ro-bind", str(path), str(path)))
+    if Path("/etc/alternatives").is_dir():
+        found.append(("--ro-bind", "/etc/alternatives", "/etc/alternatives"))
+    return tuple(found)
+
+
+def archive_path(mark: str, sandbox_id: str) -> str:
+    """Where the runtime archive is inside: with the sandbox's name, so that the command line of its
+    first process, which every uid may read, says whose it is."""
+    return f"{mark}{sandbox_id}/runtime.pyz"
+
+
+def tmpfs_bytes(limits: Limits, *, charged: bool) -> int:
+    """The size of each writable file system.
+
+    They are charged to the sandbox's memory: were their sum above it, a full disk would kill the
+    supervisor. So they shrink, to leave 64 MiB for processes.
+
+    Args:
+        limits: The sandbox's.
+        charged: Whether a memory cgroup holds it.
+
+    Raises:
+        ValueError: The memory limit leaves no room for them; the text says how much is needed.
+    """
+    if not charged:
+        return limits.tmpfs_limit_bytes
+    room = (limits.memory_limit_bytes - _MEMORY_KEPT_BYTES) // len(WRITABLE)
+    if room < min(_SMALLEST_TMPFS_BYTES, limits.tmpfs_limit_bytes):
+        needed = _MEMORY_KEPT_BYTES + len(WRITABLE) * _SMALLEST_TMPFS_BYTES
+        raise ValueError(
+            f"memory_limit_bytes is {limits.memory_limit_bytes}; a sandbox needs at least {needed}"
+        )
+    return min(limits.tmpfs_limit_bytes, room)
+
+
+def visible_cpus(limits: Limits) -> int:
+    """How many CPUs code is told of: the limit, rounded up, but no more than there are."""
+    return max(1, min(-(-limits.cpu_limit_millis // 1000), os.cpu_count() or 1))
+
+
+def build(
+    machine: Machine,
+    *,
+    sandbox_id: str,
+    cpus: int,
+    tmpfs: int,
+    user_namespace: int | None,
+    seccomp: int,
+    more: Sequence[str] = (),
+) -> list[str]:
+    """The command line up to and including `--`; the program comes after it.
+
+    Args:
+        machine: What the self-check found.
+        sandbox_id: The sandbox's name.
+        cpus: How many CPUs code is told of.
+        tmpfs: The size of each writable file system, in bytes.
+        user_namespace: A descriptor of a namespace with two uids; None for a new one with one uid.
+        seccomp: A descriptor of the compiled filter, at its beginning.
+        more: Further options.
+    """
+    layout = machine.layout
+    argv = [str(machine.bwrap), *_separation(user_namespace), *more]
+    for entry in machine.system:
+        if entry[2].startswith("/etc/"):
+            continue
+        argv += entry
+    if machine.interpreter.prefix is not None:
+        argv += ["--ro-bind", str(machine.interpreter.prefix), str(machine.interpreter.prefix)]
+    argv += ["--ro-bind", str(layout.etc), "/etc"]
+    for entry in machine.system:
+        if entry[2].startswith("/etc/"):
+            argv += entry
+    argv += ["--proc", "/proc", "--dev", "/dev"]
+    for path in ("/proc/cmdline", "/proc/keys"):
+        argv += ["--ro-bind", str(layout.empty), path]
+    for path in WRITABLE:
+        argv += ["--size", str(tmpfs), "--perms", "1777", "--tmpfs", path]
+    argv += ["--ro-bind", str(layout.cpus(cpus)), "/sys/devices/system/cpu/online"]
+    if layout.archive.exists():
+        argv += ["--ro-bind", str(layout.archive), archive_path(machine.mark, sandbox_id)]
+    argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
+    argv += _environment(ENVIRONMENT)
+    return [*argv, "--chdir", "/workspace", "--seccomp", str(seccomp), "--"]
+
+
+def _environment(variables: Mapping[str, str]) -> list[str]:
+    return [word for item in variables.items() for word in ("--setenv", *item)]
+
+
+def _separation(user_namespace: int | None) -> list[str]:
+    argv = ["--as-pid-1", "--new-session", "--die-with-parent"]
+    argv += [f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup")]
+    argv += ["--hostname", "sandbox", "--cap-drop", "ALL"]
+    if user_namespace is None:
+        argv += ["--unshare-user", "--disable-userns"]
+    else:
+        # Only to become the REPL's uid in a child, and to kill what has that uid.
+        argv += ["--userns", str(user_namespace)]
+        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
+            argv += ["--cap-add", capability]
+    return [*argv, "--uid", str(SUPERVISOR_UID), "--gid", str(SUPERVISOR_UID)]
+
+
+def runtime_command(
+    machine: Machine, *, sandbox_id: str, open_files: int, two_uids: bool
+) -> list[str]:
+    """The supervisor's command line."""
+    argv = [str(machine.interpreter.executable), "-I", "-S"]
+    argv += [archive_path(machine.mark, sandbox_id), "--open-files", str(open_files)]
+    return [*argv, "--repl-uid", str(REPL_UID)] if two_uids else argv

@@ -1,0 +1,442 @@
+"""The bubblewrap driver: namespaces, a system call filter, cgroups where the host may write them.
+
+Called by `sandbox.host` through `sandbox.drivers.make`; calls bwrap and the modules beside it:
+`selfcheck` and `interpreter` (what this machine has), `layout` (what a sandbox sees), `users` (its
+uids), `cgroups`, `scope` and `rlimits` (its limits), `arguments` and `launch` (how it starts),
+`container` (how it ends).
+
+Everything that can be found out once is found out in `prepare`; `create` makes a cgroup, takes two
+uids and starts one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.drivers import (
+    arguments,
+    cgroups,
+    interpreter,
+    launch,
+    layout,
+    procfs,
+    rlimits,
+    scope,
+    selfcheck,
+)
+from sandbox.drivers.container import BubblewrapContainer, processes_of
+from sandbox.drivers.driver import (
+    Enforcement,
+    Isolation,
+    Level,
+    Limits,
+    SandboxRequest,
+    StartFailed,
+    Statement,
+)
+from sandbox.drivers.process import spawn
+from sandbox.drivers.users import Slot, Users
+
+_SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_SHARED = Path("/var/lib/hutch")
+_READY_NAMESPACES = 8
+_TRIAL_SECONDS = 30
+_LEFTOVER_SECONDS = 10.0
+_TRIAL = "import sys; print('python', *sys.version_info[:2])"
+_TRIAL_LIMITS = Limits(
+    memory_limit_bytes=1 << 29,
+    pids_limit=64,
+    cpu_limit_millis=1000,
+    tmpfs_limit_bytes=1 << 20,
+    open_files_limit=256,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A program to be run as a sandbox is, for benchmarks and trials; close it after use."""
+
+    argv: list[str]
+    pass_fds: tuple[int, ...]
+    slot: Slot | None
+    filter_descriptor: int
+
+
+class BubblewrapDriver:
+    """Makes sandboxes with bwrap.
+
+    Args:
+        owner: Whose sandboxes these are: names its cgroups and marks its processes.
+        state: A folder of this owner alone.
+        cgroup_root: Where cgroups are mounted.
+        shared: A folder for what other uids must read; used by a root host only.
+        archive: The runtime archive; built in `prepare` when None.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        state: Path,
+        *,
+        cgroup_root: Path = cgroups.ROOT,
+        shared: Path = _SHARED,
+        archive: Path | None = None,
+    ) -> None:
+        self._owner = owner
+        self._root_host = os.geteuid() == 0
+        self._cgroup_root = cgroup_root
+        name = cgroups.owner_name(owner)
+        self._folder = (shared if self._root_host else state.absolute() / "bubblewrap") / name
+        self._mark = f"/run/{name}/"
+        self._archive = archive
+        self._users = Users() if self._root_host else None
+        self._hierarchy: cgroups.Hierarchy | None = None
+        self._scopes: scope.Scopes | None = None
+        self._machine: arguments.Machine | None = None
+        self._enforcement: tuple[Enforcement, ...] = ()
+        self._containers: dict[str, BubblewrapContainer] = {}
+
+    @property
+    def name(self) -> str:
+        """The driver's name."""
+        return "bubblewrap"
+
+    async def prepare(self) -> Statement:
+        """Runs the self-check, removes an earlier host's leftovers and builds the archive."""
+        try:
+            return await asyncio.to_thread(self._prepare)
+        except (StartFailed, OSError, LookupError, subprocess.SubprocessError) as error:
+            return self._unusable(str(error))
+
+    def _prepare(self) -> Statement:
+        self._hierarchy, without_cgroups = cgroups.find(self._owner, self._cgroup_root)
+        self._remove_leftovers()
+        bwrap, problem = selfcheck.choose_bwrap(selfcheck.bwrap_candidates())
+        if bwrap is None:
+            return self._unusable(problem)
+        if problem := selfcheck.namespace_problem(bwrap):
+            return self._unusable(problem)
+        if self._hierarchy is None and not self._root_host:
+            self._scopes = scope.find(self._cgroup_root)
+        files = layout.build(self._folder)
+        if self._users is not None:
+            try:
+                self._users.open(ready=_READY_NAMESPACES)
+            except StartFailed as error:
+                return self._unusable(selfcheck.explain(str(error), bwrap))
+            if interpreter.obstacle(bwrap, self._users.first_uid):
+                bwrap = layout.copy_wheel_binary(bwrap, self._folder)
+        self._machine, problem = self._choose(bwrap, files)
+        if self._machine is None:
+            return self._unusable(problem)
+        self._build_archive(self._machine)
+        self._enforcement = self._levels()
+        return Statement(
+            driver=self.name,
+            isolation=Isolation.CONTAINER,
+            enforcement=self._enforcement,
+            gaps=self._gaps(without_cgroups),
+        )
+
+    def _unusable(self, problem: str) -> Statement:
+        return Statement(
+            driver=self.name,
+            isolation=Isolation.CONTAINER,
+            enforcement=(),
+            usable=False,
+            problem=problem,
+        )
+
+    def _choose(self, bwrap: Path, files: layout.Layout) -> tuple[arguments.Machine | None, str]:
+        """Tries each interpreter in a real sandbox and takes the first that runs there."""
+        problems: list[str] = []
+        uid = self._users.first_uid if self._users is not None else None
+        for found in interpreter.candidates(uid):
+            if found.problem:
+                problems.append(f"{found.executable}: {found.problem}")
+                continue
+            machine = arguments.Machine(
+                bwrap=bwrap,
+                interpreter=found,
+                layout=files,
+                mark=self._mark,
+                system=arguments.system_folders(),
+            )
+            output, ran = self._run(machine, ["-I", "-S", "-c", _TRIAL])
+            version = tuple(int(word) for word in re.findall(r"\d+", output)[:2]) if ran else ()
+            if version >= interpreter.OLDEST:
+                return machine, ""
+            if ran:
+                problems.append(f"{found.executable} is {output.strip()}; 3.9 or newer is needed")
+            else:
+                explained = selfcheck.explain(output, bwrap)
+                problems.append(f"{found.executable}: {explained}")
+        mend = (
+            "Install Python 3.9 or newer as /usr/bin/python3, or run the host with an interpreter "
+            "that the sandbox's uid can read"
+        )
+        return None, f"No Python runs in a sandbox: {'; '.join(problems)}. {mend}."
+
+    def _run(self, machine: arguments.Machine, words: Sequence[str]) -> tuple[str, bool]:
+        """Runs the interpreter in a sandbox without user code: its output, and if it exited 0."""
+        command = self._command(machine, [str(machine.interpreter.executable), *words])
+        try:
+            done = subprocess.run(
+                command.argv,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=_TRIAL_SECONDS,
+                check=False,
+                env={},
+                cwd="/",
+                pass_fds=command.pass_fds,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"it did not end within {_TRIAL_SECONDS} s", False
+        finally:
+            self.release(command)
+        return (done.stdout if done.returncode == 0 else done.stderr), done.returncode == 0
+
+    def command(self, program: Sequence[str]) -> Command:
+        """The command line that runs a program as a sandbox's supervisor is run, without a cgroup:
+        what a cold start is compared with. Give it to `release` when it has ended.
+
+        Raises:
+            StartFailed: The driver was not prepared, or no uid is free.
+        """
+        if self._machine is None:
+            raise StartFailed("the bubblewrap driver is not prepared")
+        return self._command(self._machine, program)
+
+    def release(self, command: Command) -> None:
+        """Frees what `command` took."""
+        os.close(command.filter_descriptor)
+        if command.slot is not None and self._users is not None:
+            self._users.give_back(command.slot)
+
+    def _command(self, machine: arguments.Machine, program: Sequence[str]) -> Command:
+        slot = self._users.take() if self._users is not None else None
+        descriptor = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
+        argv = arguments.build(
+            machine,
+            sandbox_id="trial",
+            cpus=1,
+            tmpfs=_TRIAL_LIMITS.tmpfs_limit_bytes,
+            user_namespace=slot.user_namespace if slot else None,
+            seccomp=descriptor,
+        )
+        wrapped = launch.wrap(
+            [*argv, *program],
+            open_files=_TRIAL_LIMITS.open_files_limit,
+            uid=slot.uid if slot else None,
+        )
+        fds = (descriptor, slot.user_namespace) if slot else (descriptor,)
+        return Command(argv=wrapped, pass_fds=fds, slot=slot, filter_descriptor=descriptor)
+
+    def _build_archive(self, machine: arguments.Machine) -> None:
+        target = machine.layout.archive
+        if self._archive is not None:
+            shutil.copyfile(self._archive, target)
+        else:
+            from sandbox.packing import build_archive
+
+            build_archive(str(machine.interpreter.executable), target)
+        target.chmod(0o644)
+
+    def _levels(self) -> tuple[Enforcement, ...]:
+        held = self._hierarchy or self._scopes
+        found = {entry.limit: entry for entry in (held.enforcement if held else ())}
+        rest = (
+            Enforcement(limit="memory", level=Level.PROCESS, mechanism="RLIMIT_AS"),
+            rlimits.PIDS if rlimits.pids_supported() else rlimits.NO_PIDS,
+            Enforcement(limit="cpu", level=Level.NONE, mechanism=""),
+            Enforcement(limit="tmpfs", level=Level.SANDBOX, mechanism="tmpfs size"),
+            Enforcement(limit="open_files", level=Level.PROCESS, mechanism="RLIMIT_NOFILE"),
+        )
+        return tuple(found.get(entry.limit, entry) for entry in rest)
+
+    def _gaps(self, without_cgroups: str) -> tuple[str, ...]:
+        gaps = ["Sandboxes share this machine's kernel."]
+        if not self._root_host:
+            gaps.append(
+                "This host is an ordinary user: supervisor and REPL of all its sandboxes share one "
+                "uid, so it is for one tenant."
+            )
+        if self._hierarchy is None and self._scopes is None:
+            gaps.append(f"No cgroups: {without_cgroups}, so memory is held for each process only.")
+        elif self._scopes is not None:
+            gaps.append("The counters of a systemd scope are gone when its last process is.")
+        return tuple(gaps)
+
+    def _remove_leftovers(self) -> None:
+        """Ends what an earlier host of this owner left behind, and nobody else's.
+
+        Raises:
+            StartFailed: A process survived.
+        """
+
+        def members() -> set[int]:
+            found = set(processes_of(self._mark))
+            if self._hierarchy is not None:
+                for sandbox_id in self._hierarchy.sandbox_ids():
+                    found |= self._hierarchy.of(sandbox_id).pids()
+            return found
+
+        survivors = procfs.end_all(members, within_seconds=_LEFTOVER_SECONDS)
+        if survivors:
+            raise StartFailed(f"processes of an earlier host survived SIGKILL: {survivors}")
+        if self._hierarchy is not None:
+            for sandbox_id in self._hierarchy.sandbox_ids():
+                self._hierarchy.of(sandbox_id).remove()
+
+    async def create(self, request: SandboxRequest) -> BubblewrapContainer:
+        """Starts one sandbox.
+
+        Raises:
+            StartFailed: It could not be made; nothing of it is left.
+        """
+        machine, limits, sandbox_id = self._machine, request.limits, request.sandbox_id
+        if machine is None:
+            raise StartFailed("the bubblewrap driver is not usable: see its statement")
+        if not _SANDBOX_ID.fullmatch(sandbox_id):
+            raise StartFailed(f"{sandbox_id!r} cannot name a sandbox")
+        if sandbox_id in self._containers:
+            raise StartFailed(f"sandbox {sandbox_id} exists")
+        if limits.open_files_limit > (most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) >= 0:
+            raise StartFailed(
+                f"open_files_limit is {limits.open_files_limit}; this host may give at most {most}:"
+                " raise its own hard limit (ulimit -Hn, or LimitNOFILE of its systemd unit)"
+            )
+        charged = self._hierarchy is not None or self._scopes is not None
+        try:
+            tmpfs = arguments.tmpfs_bytes(limits, charged=charged)
+        except ValueError as error:
+            raise StartFailed(str(error)) from error
+        slot = self._users.take() if self._users is not None else None
+        group: cgroups.Cgroup | None = None
+        try:
+            if self._hierarchy is not None:
+                group = self._hierarchy.create(sandbox_id, limits)
+            container = self._start(machine, request, tmpfs, slot, group)
+        except (OSError, StartFailed) as error:
+            if group is not None:
+                group.remove()
+            if slot is not None and self._users is not None:
+                self._users.give_back(slot)
+            raise StartFailed(f"cannot start sandbox {sandbox_id}: {error}") from error
+        self._containers[sandbox_id] = container
+        try:
+            await container.admit()
+        except BaseException:
+            await container.destroy()
+            raise
+        return container
+
+    def _start(
+        self,
+        machine: arguments.Machine,
+        request: SandboxRequest,
+        tmpfs: int,
+        slot: Slot | None,
+        group: cgroups.Cgroup | None,
+    ) -> BubblewrapContainer:
+        limits, sandbox_id = request.limits, request.sandbox_id
+        gate = rlimits.Gate(limits, slot.uid if slot else None) if self._needs_gate() else None
+        descriptor = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            argv = arguments.build(
+                machine,
+                sandbox_id=sandbox_id,
+                cpus=arguments.visible_cpus(limits),
+                tmpfs=tmpfs,
+                user_namespace=slot.user_namespace if slot else None,
+                seccomp=descriptor,
+                more=gate.options if gate else (),
+            )
+            argv += arguments.runtime_command(
+                machine,
+                sandbox_id=sandbox_id,
+                open_files=limits.open_files_limit,
+                two_uids=slot is not None,
+            )
+            held = group is not None or self._scopes is not None
+            line = launch.wrap(
+                argv,
+                join=group.join_files() if group else (),
+                open_files=limits.open_files_limit,
+                address_space_bytes=None if held else rlimits.address_space_bytes(limits),
+                uid=slot.uid if slot else None,
+            )
+            env: dict[str, str] = {}
+            if self._scopes is not None:
+                line = [*self._scopes.prefix(self._owner, sandbox_id, limits), *line]
+                env = self._scopes.environment
+            fds = [descriptor, *([slot.user_namespace] if slot else ())]
+            child = spawn(line, env=env, pass_fds=[*fds, *(gate.theirs if gate else ())])
+        except BaseException:
+            if gate is not None:
+                gate.close()
+            raise
+        finally:
+            os.close(descriptor)
+        scoped = None
+        if self._scopes is not None:
+            unit = f"{cgroups.owner_name(self._owner)}-{sandbox_id}.scope"
+            scoped = scope.ScopeGroup(pid=child.pid, unit=unit, root=self._cgroup_root)
+        return BubblewrapContainer(
+            sandbox_id=sandbox_id,
+            child=child,
+            group=group or scoped,
+            uids=slot.uids if slot else frozenset(),
+            mark=f"{self._mark}{sandbox_id}/",
+            gate=gate,
+            enforcement=self._stated(tmpfs, limits),
+            on_gone=lambda: self._forget(sandbox_id, slot),
+        )
+
+    def _needs_gate(self) -> bool:
+        return self._hierarchy is None and self._scopes is None and rlimits.pids_supported()
+
+    def _stated(self, tmpfs: int, limits: Limits) -> tuple[Enforcement, ...]:
+        if tmpfs == limits.tmpfs_limit_bytes:
+            return self._enforcement
+        shrunk = f"tmpfs size, {tmpfs} bytes each so that all fit into the memory limit"
+        smaller = Enforcement(limit="tmpfs", level=Level.SANDBOX, mechanism=shrunk)
+        return tuple(smaller if entry.limit == "tmpfs" else entry for entry in self._enforcement)
+
+    def _forget(self, sandbox_id: str, slot: Slot | None) -> None:
+        self._containers.pop(sandbox_id, None)
+        if slot is not None and self._users is not None:
+            self._users.give_back(slot)
+
+    async def list(self) -> Sequence[str]:
+        """The sandboxes of this owner that have a process or a cgroup on the machine."""
+        return await asyncio.to_thread(self._existing)
+
+    def _existing(self) -> Sequence[str]:
+        found = set(self._containers)
+        if self._hierarchy is not None:
+            found |= self._hierarchy.sandbox_ids()
+        found |= set(processes_of(self._mark).values()) - {"trial"}
+        return sorted(found)
+
+    async def close(self) -> None:
+        """Destroys what is left and removes the driver's own folder, cgroups and locks."""
+        for container in list(self._containers.values()):
+            await container.destroy()
+        if self._hierarchy is not None:
+            self._hierarchy.remove()
+        if self._users is not None:
+            self._users.close()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._machine = None

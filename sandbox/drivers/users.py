@@ -1,0 +1,184 @@
+"""Uids for sandboxes: two for each, out of a block that one host of the machine holds alone.
+
+Called by the bubblewrap driver of a root host; calls util-linux `unshare` to make the user
+namespaces that bwrap is told to use. One uid runs the supervisor, the other the REPL, so that the
+kernel itself keeps the second from the first. A uid is taken again only after every process of it
+was proved gone: uids share inotify, pipe and key quotas.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox.drivers import procfs
+from sandbox.drivers.driver import StartFailed
+
+FIRST_UID = 200_000
+SLOTS = 512  # sandboxes one host can hold at once
+BLOCKS = 64  # hosts on one machine
+LOCKS = Path("/run/hutch")
+SUPERVISOR_UID = 1000  # inside
+REPL_UID = 1001  # inside
+
+# Says that the namespace is there, waits for its maps, forbids namespaces inside it, says so.
+_HOLD = "echo && read go && echo 0 >/proc/sys/user/max_user_namespaces && echo && read go"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """The two uids of one sandbox, and a descriptor of the user namespace that maps them."""
+
+    index: int
+    uid: int
+    user_namespace: int
+
+    @property
+    def uids(self) -> frozenset[int]:
+        """Both uids, as the machine sees them."""
+        return frozenset((self.uid, self.uid + 1))
+
+
+class Users:
+    """One block of uids, held by a lock for as long as this object lives."""
+
+    def __init__(self, locks: Path = LOCKS) -> None:
+        self._locks = locks
+        self._lock = -1
+        self._path = locks
+        self._block = 0
+        self._free: list[int] = []
+        self._namespaces: dict[int, int] = {}
+
+    @property
+    def first_uid(self) -> int:
+        """The first uid of the block."""
+        return FIRST_UID + self._block * SLOTS * 2
+
+    def open(self, *, ready: int) -> None:
+        """Takes a block no other host holds, and makes some namespaces in advance.
+
+        Raises:
+            StartFailed: No block is free, or no user namespace can be made.
+        """
+        self._locks.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for block in range(BLOCKS):
+            if self._try_lock(block):
+                break
+        else:
+            raise StartFailed(f"all {BLOCKS} blocks of sandbox uids are in use: see {self._locks}")
+        living = _living_uids()
+        self._free = [
+            index
+            for index in reversed(range(SLOTS))
+            if not {self._uid(index), self._uid(index) + 1} & living
+        ]
+        for index in self._free[-ready:]:
+            self._namespaces[index] = make_user_namespace(self._uid(index))
+
+    def take(self) -> Slot:
+        """Takes a slot for a new sandbox.
+
+        Raises:
+            StartFailed: None is free, or its namespace cannot be made.
+        """
+        if not self._free:
+            raise StartFailed(f"all {SLOTS} pairs of sandbox uids are in use")
+        index = self._free.pop()
+        try:
+            namespace = self._namespaces.get(index)
+            if namespace is None:
+                namespace = make_user_namespace(self._uid(index))
+                self._namespaces[index] = namespace
+        except StartFailed:
+            self._free.append(index)
+            raise
+        return Slot(index=index, uid=self._uid(index), user_namespace=namespace)
+
+    def give_back(self, slot: Slot) -> None:
+        """Frees a slot whose processes were proved gone."""
+        self._free.append(slot.index)
+
+    def close(self) -> None:
+        """Frees the block and the namespaces."""
+        for descriptor in self._namespaces.values():
+            os.close(descriptor)
+        self._namespaces.clear()
+        self._free.clear()
+        if self._lock >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _uid(self, index: int) -> int:
+        return self.first_uid + 2 * index
+
+    def _try_lock(self, block: int) -> bool:
+        path = self._locks / f"uids-{block}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Its last holder may have removed the file between our open and our lock.
+            held = os.fstat(descriptor).st_ino == path.stat().st_ino
+        except OSError:
+            held = False
+        if not held:
+            os.close(descriptor)
+            return False
+        self._lock, self._path, self._block = descriptor, path, block
+        return True
+
+
+def _living_uids() -> set[int]:
+    return {uid for pid in procfs.pids() for uid in procfs.uids(pid)}
+
+
+def make_user_namespace(uid: int) -> int:
+    """Makes a user namespace owned by `uid` that maps it and the next one, and no other.
+
+    Inside it no further user namespace can be made.
+
+    Returns:
+        A descriptor of the namespace; it lives while that is open or a process is in it.
+
+    Raises:
+        StartFailed: The kernel refused.
+    """
+    try:
+        holder = subprocess.Popen(
+            ["/usr/bin/unshare", "--user", "--keep-caps", "--", "/bin/sh", "-c", _HOLD],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={},
+            cwd="/",
+            user=uid,
+            group=uid,
+            extra_groups=(),
+        )
+    except OSError as error:
+        raise StartFailed(f"cannot run unshare (install util-linux): {error}") from error
+    with holder:
+        assert holder.stdin
+        assert holder.stdout
+        assert holder.stderr
+        try:
+            if holder.stdout.readline() == b"\n":
+                for name in ("uid_map", "gid_map"):
+                    text = f"{SUPERVISOR_UID} {uid} 1\n{REPL_UID} {uid + 1} 1\n"
+                    Path(f"/proc/{holder.pid}/{name}").write_text(text, encoding="ascii")
+                found = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                holder.stdin.write(b"\n")
+                holder.stdin.flush()
+                if holder.stdout.readline() == b"\n":
+                    return found
+                os.close(found)
+            problem = holder.stderr.read(2000).decode("utf-8", "replace").strip()
+        except OSError as error:
+            problem = str(error)
+        finally:
+            holder.kill()
+    raise StartFailed(f"cannot make a user namespace for uid {uid}: {problem}")
