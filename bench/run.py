@@ -1,0 +1,111 @@
+"""Runs every benchmark and writes one JSON file; see docs/benchmarks.md.
+
+Called by `make bench`: `python -m bench.run [--quick]`. It needs a machine on which the bubblewrap
+driver works, makes all its state in a temporary folder, and leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import hutch
+from bench import floors, starts
+from bench.stats import Figure
+
+RESULTS = Path(__file__).parent / "results"
+COLD_START_GOAL = 2.0  # times a bare start
+CHILD_GOAL = 1.3  # times a cold start
+
+
+async def measure_floors(folder: Path, scale: int) -> list[Figure]:
+    """What the machine can do at all."""
+    return [
+        await floors.pingpong(folder, 100 * scale),
+        await floors.commits(folder, 20 * scale, 1),
+        await floors.commits(folder, 2 * scale, 64),
+    ]
+
+
+def measure_invocations(folder: Path, scale: int) -> tuple[list[Figure], dict[str, Any]]:
+    """Whole invocations, with a controller and a host that live for this only."""
+    with hutch.connect(state=folder / "state") as client:
+        figures = [starts.cold_starts(client, 4 * scale), starts.children(client, 4 * scale)]
+        more = {
+            "fan_out_children_a_second": round(starts.fan_out(client, 8 * scale, 8), 1),
+            "breakdown_of_a_cold_start_ms": starts.breakdown(client, 2 * scale),
+        }
+    return figures, more
+
+
+def report(figures: list[Figure], more: dict[str, Any]) -> dict[str, Any]:
+    """What is written down."""
+    p50 = {figure.name: figure.p50 for figure in figures}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": hutch.__version__,
+        "machine": {
+            "system": platform.platform(),
+            "python": platform.python_version(),
+            "cpus": os.cpu_count(),
+            "root": os.geteuid() == 0,
+        },
+        "figures": {figure.name: figure.summary() for figure in figures},
+        "ratios": {
+            "cold_start / bare_start": round(p50["cold_start"] / p50["bare_start"], 2),
+            "child / cold_start": round(p50["child"] / p50["cold_start"], 2),
+        },
+        "goals": {
+            "cold_start / bare_start": COLD_START_GOAL,
+            "child / cold_start": CHILD_GOAL,
+        },
+        **more,
+    }
+
+
+def show(result: dict[str, Any], path: Path) -> None:
+    """Prints the table for people."""
+    for name, figure in result["figures"].items():
+        print(f"{name:24} p50 {figure['p50_ms']:9.3f} ms   p90 {figure['p90_ms']:9.3f} ms")
+    print(f"{'fan-out':24} {result['fan_out_children_a_second']:.1f} children a second")
+    for name, ratio in result["ratios"].items():
+        goal = result["goals"][name]
+        print(
+            f"{name:24} {ratio:.2f} (goal: at most {goal}, {'met' if ratio <= goal else 'missed'})"
+        )
+    print("where a cold start goes, in ms:")
+    for name, milliseconds in result["breakdown_of_a_cold_start_ms"].items():
+        print(f"    {name:28} {milliseconds:8.2f}")
+    print(f"written to {path}")
+
+
+def main() -> int:
+    """Measures, writes and shows."""
+    parser = argparse.ArgumentParser(description="Measure Hutch on this machine.")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the samples")
+    scale = 2 if parser.parse_args().quick else 10
+    with tempfile.TemporaryDirectory(prefix="hutch-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)  # sandboxes run as other users
+        figures = asyncio.run(measure_floors(folder, scale))
+        figures.append(floors.bare_starts(folder, 4 * scale))
+        invocations, more = measure_invocations(folder, scale)
+        result = report(figures + invocations, more)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    show(result, path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
