@@ -4,7 +4,7 @@ Called by the wire (put, get, list) and by the capture. Calls the writer, the re
 threads of this package.
 
 Layout: `<root>/<tenant>/<first two digits>/<sha256>`, and `<root>/.staging/` for what is on its
-way. A tenant's id cannot begin with a dot. The bytes and their folder are durable before the row is,
+way. A tenant's id cannot begin with a dot. Bytes and their folder are durable before the row is,
 so a row without bytes cannot be; bytes without a row can, after a crash, and harm nothing.
 """
 
