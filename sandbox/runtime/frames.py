@@ -3,11 +3,11 @@
 Called by `sandbox.host` and by the supervisor and REPL inside a sandbox. It knows bytes only: no
 sockets, no waiting. It checks what holds for every frame (sizes, one JSON object, its numbers,
 nesting and text); which keys a type may have is the receiver's to check.
-
-`json` is imported at first use: the supervisor greets its host before it has loaded it.
 """
 
 from __future__ import annotations
+
+from . import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,11 +86,8 @@ def encode(header: dict[str, Any], payload: bytes = b"") -> bytes:
     Raises:
         FrameError: the header is no JSON object with a `type`, or something is too large.
     """
-    import json
-
     check_header(header)
-    text = json.dumps(header, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return pack(text.encode(), payload)
+    return pack(fastjson.dumps(header).encode(), payload)
 
 
 class Decoder:
@@ -192,15 +189,8 @@ def decode_header(data: bytes) -> dict[str, Any]:
         FrameError: it is not UTF-8, not JSON, not an object with a `type`, names a key twice, or
             holds a number, text or nesting that no header may have.
     """
-    import json
-
     try:
-        header = json.loads(
-            data.decode("utf-8"),
-            object_pairs_hook=_unique,
-            parse_float=_refuse_number,
-            parse_constant=_refuse_number,
-        )
+        header = fastjson.loads(data.decode("utf-8"), _refuse_number)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"a header that is not JSON: {str(error)[:200]}") from None
     check_header(header)
@@ -248,13 +238,6 @@ def _check_text(text: str) -> None:
             text.encode("utf-8")
         except UnicodeEncodeError:
             raise FrameError("a header text with lone surrogates") from None
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise FrameError("a header that names a key twice")
-    return result
 
 
 def _refuse_number(text: str) -> object:

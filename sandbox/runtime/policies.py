@@ -6,12 +6,13 @@ Called by the SDK's and the guest's `invoke`. A member of two packages (see docs
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Union
 
 from .errors import FieldInvalidError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextvars import Token
+    from typing import Any, Union
 
 _inherited: ContextVar[tuple[RecursionLimit, ...]] = ContextVar("hutch_policies", default=())
 
@@ -76,7 +77,10 @@ class RecursionLimit:
         return f"RecursionLimit(max_depth={self.max_depth})"
 
 
-Policy = Union[ReturnType, RecursionLimit]
+if TYPE_CHECKING:
+    Policy = Union[ReturnType, RecursionLimit]
+else:
+    Policy = object  # for annotations only, which are never evaluated
 
 
 def inherited() -> tuple[RecursionLimit, ...]:

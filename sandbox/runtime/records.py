@@ -5,10 +5,10 @@ Called by `values` and `hints`. A member of two packages (see docs/adr/0002).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import Any
 
 
 class Record:

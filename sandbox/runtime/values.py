@@ -8,18 +8,18 @@ Nothing that a value names is ever imported or looked up.
 
 from __future__ import annotations
 
-import base64
-import datetime
-import json
+import binascii
 import math
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from . import fastjson
 from .errors import ValueDecodeError, ValueEncodeError, ValueTooLargeError
 from .records import ArtifactReference, Record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
 __all__ = ["ArtifactReference", "Record", "decode", "encode", "parse"]
 
@@ -28,7 +28,6 @@ MAX_DEPTH = 100  # containers inside one another, in the encoded JSON
 MAX_ELEMENTS = 2_000_000  # values in the encoded JSON, containers included
 MAX_DIGITS = 4_300
 
-T = TypeVar("T")
 _ABSENT: Any = object()
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SMALL = 1 << 14_000  # certainly within the digits allowed
@@ -47,7 +46,7 @@ def encode(value: object, *, root: str = "result") -> bytes:
     """
     try:
         tree = _Encoder().encode(value, 0)
-        text = json.dumps(tree, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = fastjson.dumps(tree)
     except _Unfit as problem:
         path = root + "".join(reversed(problem.parts))
         raise ValueEncodeError(f"{path} cannot cross: {problem.reason}", path) from None
@@ -58,28 +57,6 @@ def encode(value: object, *, root: str = "result") -> bytes:
             f"{MAX_BYTES} bytes",
         )
     return data
-
-
-@overload
-def decode(
-    data: bytes,
-    *,
-    hint: type[T],
-    types: Sequence[type] = (),
-    root: str = ...,
-    artifact: Callable[[str], Any] | None = None,
-) -> T: ...
-
-
-@overload
-def decode(
-    data: bytes,
-    *,
-    hint: Any = ...,
-    types: Sequence[type] = (),
-    root: str = ...,
-    artifact: Callable[[str], Any] | None = None,
-) -> Any: ...
 
 
 def decode(
@@ -114,7 +91,7 @@ def decode(
         return value
     from .hints import convert
 
-    return convert(value, Any if hint is _ABSENT else hint, types=types, root=root)
+    return convert(value, object if hint is _ABSENT else hint, types=types, root=root)
 
 
 def parse(data: bytes) -> Any:
@@ -129,9 +106,7 @@ def parse(data: bytes) -> Any:
             f"the value has {len(data)} bytes; {MAX_BYTES} are allowed", f"{MAX_BYTES} bytes"
         )
     try:
-        return json.loads(
-            data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
+        return fastjson.loads(data.decode("utf-8"))
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -145,17 +120,6 @@ class _Unfit(Exception):
         super().__init__(reason)
         self.reason = reason
         self.parts: list[str] = []
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object names a key twice")
-    return result
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _too_deep() -> ValueTooLargeError:
@@ -175,7 +139,7 @@ def _is_sound(text: str) -> bool:
 
 
 def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
+    return binascii.b2a_base64(data, newline=False).decode("ascii")
 
 
 def _check_digits(value: int) -> None:
@@ -284,7 +248,7 @@ class _Encoder:
 
     def _set(self, value: Any, depth: int) -> list[Any]:
         # Members have no order of their own: their text gives one that is the same everywhere.
-        members = [(json.dumps(item), item) for item in self._list(value, depth)]
+        members = [(fastjson.dumps(item), item) for item in self._list(value, depth)]
         return [item for _, item in sorted(members, key=lambda member: member[0])]
 
     def _other(self, value: Any, depth: int) -> Any:
@@ -334,11 +298,11 @@ class _Encoder:
             for part in (value.start, value.stop, value.step):
                 _check_digits(part)
             return {"$range": [value.start, value.stop, value.step]}
-        if kind is datetime.datetime or kind is datetime.time:
+        if kind in (_loaded("datetime", "datetime"), _loaded("datetime", "time")):
             return {f"${kind.__name__}": _encode_clock(value)}
-        if kind is datetime.date:
+        if kind is _loaded("datetime", "date"):
             return {"$date": value.isoformat()}
-        if kind is datetime.timedelta:
+        if kind is _loaded("datetime", "timedelta"):
             return {"$timedelta": [value.days, value.seconds, value.microseconds]}
         if isinstance(value, _loaded("decimal", "Decimal")):
             return {"$decimal": str(value)}
@@ -388,7 +352,7 @@ def _as_base(value: Any, base: type) -> Any:
 def _encode_clock(value: Any) -> Any:
     """Encodes a datetime or time; fold and a zone's name are not in ISO 8601."""
     zone = value.tzinfo
-    if zone is None or type(zone) is datetime.timezone:
+    if zone is None or type(zone) is _loaded("datetime", "timezone"):
         if not value.fold:
             return value.isoformat()
         return {"iso": value.replace(fold=0).isoformat(), "fold": 1, "zone": None}
@@ -410,7 +374,7 @@ def _class_name(value: object) -> str:
 
 def item_part(key: object) -> str:
     """Writes one step of a path into a mapping."""
-    return f"[{json.dumps(key, ensure_ascii=False)}]" if type(key) is str else f"[{_shorten(key)}]"
+    return f"[{fastjson.dumps(key)}]" if type(key) is str else f"[{_shorten(key)}]"
 
 
 def field_part(name: str) -> str:
