@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from hutch import ambient, types, values
 from hutch.errors import FieldInvalidError, PayloadTooLargeError
-from hutch.policies import Policy, RecursionLimit, ReturnType, inherited
+from hutch.policies import RecursionLimit, ReturnType, inherited
 
 if TYPE_CHECKING:
     from hutch.aio import AsyncHandle
@@ -49,7 +49,7 @@ class Call:
 
 
 def make_call(
-    *policies: Policy | Any,
+    *policies: Any,
     program: str | None = None,
     task: str | None = None,
     inputs: Mapping[str, Any] | None = None,
