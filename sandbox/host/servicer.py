@@ -51,7 +51,9 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
             check_version(request.controller_version, host.version)
             return pb.GetHostResponse(host=host)
 
-    async def WatchHost(self, request: pb.WatchHostRequest, context: Context) -> None:
+    async def WatchHost(  # type: ignore[override]
+        self, request: pb.WatchHostRequest, context: Context
+    ) -> None:
         """Holds the lease and reports."""
         config = self._table.workshop.config
         async with self._errors(context):
@@ -70,7 +72,7 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
             finally:
                 self._lease.close()
 
-    async def AttachSandbox(
+    async def AttachSandbox(  # type: ignore[override]
         self, request_iterator: AsyncIterator[pb.AttachSandboxRequest], context: Context
     ) -> None:
         """Carries one conversation about a sandbox."""
