@@ -61,6 +61,7 @@ class _Pending:
     append: asyncio.Task[None] | None
     commands: list[cmd.Command]
     trees: tuple[InvocationId, ...]
+    ended: tuple[Node, ...]
     done: asyncio.Future[None]
 
 
@@ -106,6 +107,8 @@ class Loop:
         project: Projector,
         now_us: Callable[[], int],
         nursery: Nursery,
+        ended: Callable[[Node], None],
+        changed: Callable[[], None],
     ) -> None:
         self.state = EngineState()
         self.watchers = Watchers()
@@ -116,6 +119,8 @@ class Loop:
         self._project = project
         self._now_us = now_us
         self._nursery = nursery
+        self._ended = ended
+        self._changed = changed
         self._codec = rec.Codec()
         self._executor: Executor | None = None
         self._pending: deque[_Pending] = deque()
@@ -147,10 +152,15 @@ class Loop:
             raise Refused(Reason.STORE_UNAVAILABLE, "the journal has failed")
         records = decide(self.state, event, self._now_us(), self._config)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pending = _Pending(append=None, commands=[], trees=(), done=done)
+        pending = _Pending(append=None, commands=[], trees=(), ended=(), done=done)
         if records:
             batch, trees = self._batch(records)
             pending.trees = trees
+            pending.ended = tuple(
+                self.state.nodes[record.invocation_id]
+                for record in records
+                if isinstance(record, rec.Ended)
+            )
             for record in records:
                 pending.commands.extend(commands(self.state, record))
             pending.append = asyncio.create_task(self._append(batch), name="journal-append")
@@ -159,6 +169,13 @@ class Loop:
         self._pending.append(pending)
         self._wake.set()
         return done
+
+    async def settled(self) -> None:
+        """Returns once all that was posted so far is durable."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.append(_Pending(append=None, commands=[], trees=(), ended=(), done=done))
+        self._wake.set()
+        await done
 
     async def _append(self, batch: Batch) -> None:
         await self._journal.append(batch)
@@ -177,6 +194,9 @@ class Loop:
                 for command in pending.commands:
                     self._executor.issue(command)
                 self.watchers.notify(pending.trees)
+                for node in pending.ended:
+                    self._ended(node)
+                self._changed()
 
     async def _durable(self, pending: _Pending) -> bool:
         if pending.append is None:

@@ -1,7 +1,7 @@
 """Typed, opaque ids. Only `IdSource` makes new ones; derived ids are functions of an invocation's.
 
-Called by the whole controller. An id is a prefix and lower-case hexadecimal digits or letters, so it
-is safe as a path component; it is unguessable because its invocation's is.
+Called by the whole controller. An id is a prefix and lower-case hexadecimal digits or letters, so
+it is safe as a path component; it is unguessable because its invocation's is.
 """
 
 from __future__ import annotations

@@ -42,6 +42,7 @@ class CheckContract:
     """Check the returned value, with the contract if there is one."""
 
     tenant_id: TenantId
+    tree_id: InvocationId
     invocation_id: InvocationId
     value: Value
     schema_json: bytes | None

@@ -1,8 +1,8 @@
 """The one place of control flow: what follows from an event.
 
-Called by `controller.loop`. `decide` answers with records, each folded at once through the `Draft`, so
-that one event may lead to several that build on each other: after the event's own records it
-settles the tree (ends descendants, finishes what can finish) and gives out slots.
+Called by `controller.loop`. `decide` answers with records, each folded at once through the
+`Draft`, so that one event may lead to several that build on each other: after the event's own
+records it settles the tree (ends descendants, finishes what can finish) and gives out slots.
 """
 
 from __future__ import annotations

@@ -165,6 +165,7 @@ def _check(node: Node, value: Value) -> cmd.CheckContract:
     contract = node.spec.contract
     return cmd.CheckContract(
         tenant_id=node.tenant_id,
+        tree_id=node.tree_id,
         invocation_id=node.invocation_id,
         value=value,
         schema_json=contract.schema_json if contract else None,

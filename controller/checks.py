@@ -1,0 +1,142 @@
+"""Checks of a tenant's schemas and values, before and after the engine.
+
+Called by the invocation servicer, by the host client for spawns, and by the executor for returned
+values. The parsing happens in the worker processes of `controller.contracts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+from controller.contracts import ContractChecker, ContractInvalid, Outcome, Verdict
+from controller.core.errors import Reason, Refused
+from controller.core.ids import ArtifactId, TenantId, is_id
+from controller.core.model import Mismatch, NamedValue, Value
+from controller.engine import commands as cmd
+from controller.engine import events as ev
+from controller.store.ports import ArtifactStore
+
+KNOWN_SCHEMAS = 1000
+
+
+class Checker:
+    """What may enter, and whether a returned value fits."""
+
+    def __init__(self, contracts: ContractChecker, artifacts: ArtifactStore) -> None:
+        self._contracts = contracts
+        self._artifacts = artifacts
+        self._schemas: OrderedDict[bytes, None] = OrderedDict()
+
+    async def check_schema(self, schema_json: bytes) -> None:
+        """Accepts a contract's schema; one that was accepted is not checked again.
+
+        Raises:
+            Refused: FIELD_INVALID with what is wrong.
+        """
+        digest = hashlib.sha256(schema_json).digest()
+        if digest in self._schemas:
+            self._schemas.move_to_end(digest)
+            return
+        try:
+            await self._contracts.validate_schema(schema_json)
+        except ContractInvalid as problem:
+            raise Refused(Reason.FIELD_INVALID, f"contract: {problem}", field="contract") from None
+        self._schemas[digest] = None
+        if len(self._schemas) > KNOWN_SCHEMAS:
+            self._schemas.popitem(last=False)
+
+    async def check_inputs(
+        self, tenant_id: TenantId, inputs: Iterable[NamedValue]
+    ) -> tuple[ArtifactId, ...]:
+        """Checks a client's inputs as values; the artifacts that they name.
+
+        Raises:
+            Refused: FIELD_INVALID, ARTIFACT_NOT_FOUND, NOT_BUILT for a tool.
+        """
+        found: dict[ArtifactId, None] = {}
+        for item in inputs:
+            if item.value.artifact is not None:
+                await self._exists(tenant_id, item.value.artifact.artifact_id)
+            for artifact_id in await self._names(tenant_id, item):
+                await self._exists(tenant_id, artifact_id)
+                found[artifact_id] = None
+        return tuple(found)
+
+    async def artifacts_named(
+        self, tenant_id: TenantId, inputs: Iterable[NamedValue]
+    ) -> tuple[ArtifactId, ...]:
+        """The artifacts that a spawn's inputs name. Inputs that can name none are not parsed: what
+        is no value fails in the child that decodes it, and costs its parent only.
+
+        Raises:
+            Refused: FIELD_INVALID, NOT_BUILT for a tool.
+        """
+        found: dict[ArtifactId, None] = {}
+        for item in inputs:
+            if item.value.json is None or _may_name(item.value.json):
+                found.update(dict.fromkeys(await self._names(tenant_id, item)))
+        return tuple(found)
+
+    async def _names(self, tenant_id: TenantId, item: NamedValue) -> tuple[ArtifactId, ...]:
+        source = await self._source(tenant_id, item.value)
+        verdict = await self._contracts.check_value(source, owner=tenant_id)
+        if verdict.has_tool:
+            raise Refused(
+                Reason.NOT_BUILT,
+                f"inputs: {item.name!r} holds a tool, and tools are not built yet",
+                field="inputs",
+            )
+        if not verdict.accepted:
+            reason = Reason.PAYLOAD_TOO_LARGE if verdict.limit else Reason.FIELD_INVALID
+            raise Refused(
+                reason, f"inputs: {item.name!r} is not a value: {verdict.problem}", field="inputs"
+            )
+        if not all(is_id(name, "art") for name in verdict.artifact_ids):
+            raise Refused(Reason.ARTIFACT_NOT_FOUND, f"inputs: {item.name!r} names no artifact")
+        return tuple(ArtifactId(name) for name in verdict.artifact_ids)
+
+    async def _exists(self, tenant_id: TenantId, artifact_id: ArtifactId) -> None:
+        if await self._artifacts.get(tenant_id, artifact_id) is None:
+            raise Refused(Reason.ARTIFACT_NOT_FOUND, f"no such artifact: {artifact_id}")
+
+    async def _source(self, tenant_id: TenantId, value: Value) -> bytes | Path:
+        if value.artifact is None:
+            return value.json or b"null"
+        row = await self._artifacts.stat(tenant_id, value.artifact.artifact_id)
+        return self._artifacts.path_of(row)
+
+    async def check_value(self, command: cmd.CheckContract) -> ev.ContractChecked:
+        """The verdict on a returned value."""
+        source = await self._source(command.tenant_id, command.value)
+        if command.schema_json is None:
+            verdict = await self._contracts.check_value(source, owner=command.tree_id)
+        else:
+            verdict = await self._contracts.check(
+                command.schema_json, source, owner=command.tree_id
+            )
+        return _event(command, verdict)
+
+
+def _may_name(encoded: bytes) -> bool:
+    """Whether the JSON can hold an artifact or a tool, also with escaped letters in the key."""
+    return any(mark in encoded for mark in (b'"$artifact"', b'"$tool"', b"\\u"))
+
+
+def _event(command: cmd.CheckContract, verdict: Verdict) -> ev.ContractChecked:
+    mismatch = None
+    if verdict.mismatch is not None:
+        found = verdict.mismatch
+        mismatch = Mismatch(path=found.path, expected=found.expected, got=found.got)
+    problem = verdict.problem
+    if verdict.outcome is Outcome.TIMED_OUT:
+        problem = "check_timed_out: the check did not end in time"
+    return ev.ContractChecked(
+        invocation_id=command.invocation_id,
+        accepted=verdict.accepted and not verdict.has_tool,
+        mismatch=mismatch,
+        problem="a tool cannot be returned" if verdict.has_tool else problem,
+        artifact_ids=verdict.artifact_ids,
+    )

@@ -1,0 +1,387 @@
+"""One sandbox's stream: commands down, events up, attached again after every cut.
+
+Made by `hosts.pool` for each attempt. What was said on a stream that broke is said again on the
+next one: the cell (its id never runs twice), the capture, and the replies to the calls that the
+host says are open. Events are acknowledged once what followed from them is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+
+import grpc
+import grpc.aio
+import structlog
+
+from controller import convert
+from controller.core.errors import Refused
+from controller.core.ids import CallId, CellId
+from controller.core.model import NONE_VALUE, CellOutcome, Evidence, Failure, GoneCause
+from controller.engine import commands as cmd
+from controller.engine import events as ev
+from controller.engine.implied import answer
+from controller.engine.state import Node
+from controller.hosts.blobs import BlobRefused, InboundBlobs, OutboundContents
+from controller.hosts.calls import Calls
+from controller.hosts.files import FileCapture
+from controller.hosts.services import Services
+from controller.store.ports import ArtifactNotFound, OutputGap
+from hutch.v1 import host_pb2, invocation_pb2
+from hutch.v1 import host_service_pb2 as hs
+from hutch.v1 import invocation_service_pb2 as isv
+
+log = structlog.get_logger(__name__)
+
+ACK_BYTES = 1024 * 1024
+Item = Callable[[], Awaitable[None]]
+Stream = grpc.aio.StreamStreamCall[hs.AttachSandboxRequest, hs.AttachSandboxResponse]
+
+
+class StreamEnded(Exception):
+    """The stream is over without the sandbox being gone; attach again."""
+
+
+class SandboxDenied(Exception):
+    """The sandbox broke the rules of the stream in a way that only the controller sees."""
+
+
+class Attachment:
+    """The controller's side of one sandbox."""
+
+    def __init__(self, services: Services, command: cmd.StartSandbox, node: Node) -> None:
+        self._services = services
+        self._command = command
+        self._invocation_id = command.invocation_id
+        self._output_id = convert.output_id(command.invocation_id, node.attempt)
+        self._blobs = InboundBlobs(services, command.tenant_id)
+        self._outbound = OutboundContents(services, command.tenant_id)
+        self._calls = Calls(services, node, self._blobs)
+        self._files = FileCapture(services, command.tenant_id, command.invocation_id)
+        self._queue: deque[Item] = deque()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()  # all that was due has been written
+        self._sequence = 0  # the last event handled
+        self._acks: deque[tuple[int, asyncio.Future[None] | None]] = deque()
+        self._acked = 0
+        self._ack_due = 0
+        self._output_since_ack = 0
+        self._stream: Stream | None = None
+        self._answered: dict[CallId, cmd.Reply] = {}
+        self.capture: cmd.CaptureArtifacts | None = None
+        self.gone = asyncio.Event()
+
+    # Down.
+
+    def reply(self, command: cmd.Reply) -> None:
+        """Gives an answer to the code."""
+        self._put(lambda: self._send_reply(command))
+
+    def capture_files(self, command: cmd.CaptureArtifacts) -> None:
+        """Asks for the files; asked again on a new stream."""
+        self.capture = command
+        self._put(self._send_capture)
+
+    def _put(self, item: Item) -> None:
+        if self._stream is not None:
+            self._queue.append(item)
+            self._wake.set()
+
+    async def _send(self, request: hs.AttachSandboxRequest) -> None:
+        assert self._stream is not None
+        await self._stream.write(request)
+
+    async def _send_cell(self) -> None:
+        command = self._command
+        inputs = [
+            hs.NamedContent(
+                name=item.name, value=await self._outbound.of_value(item.value, self._send)
+            )
+            for item in command.inputs
+        ]
+        cell = hs.RunCell(
+            cell_id=command.cell_id,
+            code=await self._outbound.of_bytes(command.program.encode(), self._send),
+            inputs=inputs,
+            mode=invocation_pb2.INVOCATION_MODE_PROGRAM,
+            invocation_id=command.invocation_id,
+            depth=command.depth,
+            max_depth=command.granted.spawn.max_depth,
+        )
+        await self._send(hs.AttachSandboxRequest(run_cell=cell))
+
+    async def _send_reply(self, command: cmd.Reply) -> None:
+        reply = hs.CallReply(call_id=command.call_id)
+        if command.failure is not None:
+            reply.failure.CopyFrom(convert.failure_out(command.failure))
+        else:
+            assert command.value is not None
+            try:
+                content = await self._outbound.of_value(command.value, self._send)
+            except ArtifactNotFound as problem:
+                failure = Failure(reason="ARTIFACT_NOT_FOUND", message=str(problem))
+                reply.failure.CopyFrom(convert.failure_out(failure))
+            else:
+                reply.value.CopyFrom(content)
+        await self._send(hs.AttachSandboxRequest(reply=reply))
+
+    async def _send_capture(self) -> None:
+        assert self.capture is not None
+        limits = self._services.config.limits
+        capture = hs.FileCapture(
+            patterns=self.capture.patterns,
+            max_files=limits.artifact_files,
+            max_bytes=limits.artifact_bytes,
+        )
+        await self._send(hs.AttachSandboxRequest(capture=capture))
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._idle.clear()
+            while self._queue or self._ack_due > self._acked:
+                if self._ack_due > self._acked:
+                    self._acked = self._ack_due
+                    ack = hs.EventAcknowledgement(sequence=self._acked)
+                    await self._send(hs.AttachSandboxRequest(acknowledge=ack))
+                if self._queue:
+                    await self._queue.popleft()()
+            self._idle.set()
+
+    # Up.
+
+    async def converse(self, stream: Stream, attach: hs.SandboxAttach) -> None:
+        """Runs the conversation on one stream until the sandbox is gone.
+
+        Raises:
+            StreamEnded: the stream ended first.
+            grpc.aio.AioRpcError: the host refused, or the connection broke.
+        """
+        self._stream = stream
+        self._queue.clear()
+        self._acked = self._sequence
+        attach.after_sequence = self._sequence
+        attach.spec.CopyFrom(self._spec())
+        self._queue.append(lambda: self._send(hs.AttachSandboxRequest(attach=attach)))
+        if self._command.run:
+            self._queue.append(self._send_cell)
+        if self.capture is not None:
+            self._queue.append(self._send_capture)
+        self._wake.set()
+        writer = asyncio.create_task(self._write(), name="attachment-write")
+        reader = asyncio.create_task(self._read(stream), name="attachment-read")
+        try:
+            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not reader.done():
+                stream.cancel()
+            await reader
+        finally:
+            self._stream = None
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.wait({writer, reader})
+            for task in (writer, reader):
+                if not task.cancelled():
+                    task.exception()  # the reader's was raised above; a writer's only repeats it
+
+    def _spec(self) -> host_pb2.SandboxSpec:
+        granted = self._command.granted
+        spec = host_pb2.SandboxSpec(
+            invocation_id=self._invocation_id,
+            driver=granted.driver,
+            template=granted.template,
+            demanded_limits=granted.demanded_limits,
+            output_limit_bytes=granted.output_limit_bytes,
+        )
+        for field in spec.resources.DESCRIPTOR.fields:
+            setattr(spec.resources, field.name, getattr(granted.resources, field.name))
+        return spec
+
+    async def _read(self, stream: Stream) -> None:
+        while True:
+            response = await stream.read()
+            if response is grpc.aio.EOF:
+                if (code := await stream.code()) != grpc.StatusCode.OK:
+                    raise StreamEnded(str(code))
+                raise StreamEnded("the host closed the stream")
+            assert isinstance(response, hs.AttachSandboxResponse)
+            try:
+                done = await self._handle(response)
+            except (BlobRefused, OutputGap) as problem:
+                raise SandboxDenied(str(problem)) from problem
+            if not response.sequence:
+                continue
+            self._sequence = response.sequence
+            self._acks.append((response.sequence, done))
+            if done is not None:
+                done.add_done_callback(lambda _: self._acknowledge())
+            self._acknowledge(urgent=response.WhichOneof("event") != "output")
+            if response.WhichOneof("event") == "gone":
+                if done is not None:
+                    await done
+                self._acknowledge()
+                await self._idle.wait()
+                self.gone.set()
+                return
+
+    def _acknowledge(self, *, urgent: bool = True) -> None:
+        while self._acks and (self._acks[0][1] is None or self._acks[0][1].done()):
+            sequence, done = self._acks.popleft()
+            if done is not None and (done.cancelled() or done.exception() is not None):
+                return  # it was not journalled, so the host must keep it
+            if urgent or self._output_since_ack >= ACK_BYTES:
+                self._ack_due = sequence
+                self._output_since_ack = 0
+        if self._ack_due > self._acked:
+            self._idle.clear()
+            self._wake.set()
+
+    async def _handle(self, response: hs.AttachSandboxResponse) -> asyncio.Future[None] | None:
+        loop = self._services.loop
+        match response.WhichOneof("event"):
+            case "attached":
+                self._reply_again(response.attached.open_call_ids)
+            case "ready":
+                return loop.post(
+                    ev.SandboxStarted(
+                        invocation_id=self._invocation_id,
+                        sandbox_id=self._command.sandbox_id,
+                        enforcement=convert.enforcement_in(response.ready.enforcement),
+                        driver=response.ready.driver,
+                    )
+                )
+            case "output":
+                await self._output(response.output)
+            case "blob":
+                await self._blobs.add(response.blob)
+            case "call":
+                return await self._call(response.call)
+            case "cell_completed":
+                return await self._cell(response.cell_completed)
+            case "file":
+                await self._files.add(response.file)
+            case "capture_completed":
+                await self._files.finish(response.capture_completed)
+                return self._captured("")
+            case "gone":
+                return self._gone(response.gone)
+        return None
+
+    def _reply_again(self, open_call_ids: Iterable[str]) -> None:
+        node = self._services.loop.state.live(self._invocation_id)
+        if node is None:
+            return
+        for open_id in open_call_ids:
+            call_id = CallId(open_id)
+            if call_id in self._answered:
+                self.reply(self._answered[call_id])
+            elif call_id in node.calls:
+                for reply in answer(self._services.loop.state, node, call_id):
+                    self.reply(reply)
+            else:
+                failure = Failure(
+                    reason="STORE_UNAVAILABLE", message="the answer was lost; ask again"
+                )
+                self.reply(
+                    cmd.Reply(
+                        tenant_id=self._command.tenant_id,
+                        sandbox_id=self._command.sandbox_id,
+                        call_id=call_id,
+                        failure=failure,
+                    )
+                )
+
+    async def _call(self, call: hs.SandboxCall) -> asyncio.Future[None] | None:
+        result = await self._calls.handle(call)
+        if isinstance(result, cmd.Reply):
+            self._answered[result.call_id] = result
+            while len(self._answered) > 64:
+                del self._answered[next(iter(self._answered))]
+            self.reply(result)
+            return None
+        return result
+
+    async def _output(self, chunk: hs.OutputChunk) -> None:
+        if chunk.cell_id != self._command.cell_id:
+            return
+        name = "stderr" if chunk.stream == isv.OUTPUT_STREAM_STDERR else "stdout"
+        tenant_id = self._command.tenant_id
+        await self._services.output.append(
+            tenant_id, self._output_id, name, chunk.offset, chunk.data
+        )
+        self._output_since_ack += len(chunk.data)
+
+    async def _cell(self, cell: hs.CellCompleted) -> asyncio.Future[None]:
+        tenant_id = self._command.tenant_id
+        if cell.stdout_bytes or cell.stderr_bytes:
+            await self._services.output.sync(tenant_id, self._output_id)
+        failure = convert.failure_in(cell.failure) if cell.HasField("failure") else None
+        outcome = CellOutcome(
+            hs.CellOutcome.Name(cell.outcome).removeprefix("CELL_OUTCOME_").lower()
+        )
+        value = None
+        if outcome in (CellOutcome.RETURNED, CellOutcome.COMPLETED):
+            value = NONE_VALUE
+            if cell.HasField("value"):
+                try:
+                    value = await self._blobs.value(cell.value)
+                except Refused as refused:
+                    outcome, value = CellOutcome.ERRORED, None
+                    failure = Failure(
+                        type_name="ValueTooLargeError",
+                        message=refused.message,
+                        reason=refused.reason.value,
+                    )
+        return self._services.loop.post(
+            ev.CellEnded(
+                invocation_id=self._invocation_id,
+                sandbox_id=self._command.sandbox_id,
+                cell_id=CellId(cell.cell_id),
+                outcome=outcome,
+                value=value,
+                failure=failure,
+                stdout_bytes=cell.stdout_bytes,
+                stderr_bytes=cell.stderr_bytes,
+                evidence=convert.evidence_in(cell.evidence),
+                output_cut=cell.output_cut,
+                failure_errno=cell.failure_errno if cell.HasField("failure_errno") else None,
+            )
+        )
+
+    def _captured(self, problem: str) -> asyncio.Future[None]:
+        return self._services.loop.post(
+            ev.FilesCaptured(
+                invocation_id=self._invocation_id,
+                sandbox_id=self._command.sandbox_id,
+                artifacts=tuple(self._files.artifacts),
+                refused_count=len(self._files.refusals),
+                problem=problem,
+            )
+        )
+
+    async def give_up_capture(self, problem: str) -> None:
+        """Ends a capture that cannot be finished; what was published stays."""
+        await self._files.finish(None)
+        await self._captured(problem)
+
+    def _gone(self, gone: hs.SandboxGone) -> asyncio.Future[None]:
+        cause = GoneCause(hs.GoneCause.Name(gone.cause).removeprefix("GONE_CAUSE_").lower())
+        return self.lost(cause, gone.message, convert.evidence_in(gone.evidence))
+
+    def lost(self, cause: GoneCause, message: str, evidence: Evidence) -> asyncio.Future[None]:
+        """Says that the sandbox is no more."""
+        return self._services.loop.post(
+            ev.SandboxGone(
+                invocation_id=self._invocation_id,
+                sandbox_id=self._command.sandbox_id,
+                cause=cause,
+                message=message,
+                evidence=evidence,
+            )
+        )
+
+    async def close(self) -> None:
+        """Frees what is half received."""
+        await self._blobs.close()

@@ -1,0 +1,97 @@
+"""Journal records as the events that clients watch.
+
+Called by the invocation servicer. A record that says nothing to a client gives no event.
+"""
+
+from __future__ import annotations
+
+from controller import convert
+from controller.core.ids import sandbox_id_of
+from controller.core.model import Ending, State
+from controller.engine import records as rec
+from controller.store.ports import StoredRecord
+from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_service_pb2 as isv
+
+
+class EventMaker:
+    """Turns the records of one tree into events, in their order.
+
+    It remembers each invocation's ending between its `ending_decided` and `ended` records.
+    """
+
+    def __init__(self, codec: rec.Codec) -> None:
+        self._codec = codec
+        self._endings: dict[str, Ending] = {}
+
+    def event_of(self, stored: StoredRecord) -> isv.InvocationEvent | None:
+        """The event of one record, or None."""
+        event = isv.InvocationEvent(
+            sequence=stored.sequence,
+            event_time=convert.timestamp(stored.time_us),
+            invocation_id=stored.invocation_id,
+        )
+        record = self._codec.load(stored.payload)
+        return event if self._fill(event, record) else None
+
+    def _fill(self, event: isv.InvocationEvent, record: rec.Record) -> bool:
+        match record:
+            case rec.Admitted():
+                event.accepted.invocation.CopyFrom(_accepted(record))
+            case rec.SlotGranted():
+                sandbox_id = sandbox_id_of(record.invocation_id, record.attempt)
+                _state(event, State.STARTING, record.attempt, sandbox_id)
+            case rec.CodeStarted():
+                _state(event, State.RUNNING, 0, record.sandbox_id)
+            case rec.AttemptAbandoned():
+                _state(event, State.QUEUED, record.attempt, "")
+            case rec.CallRefused():
+                event.call_refused.reason = record.reason
+                event.call_refused.message = record.message
+            case rec.CellRecorded():
+                event.cell_completed.cell_id = record.cell_id
+                event.cell_completed.outcome = record.outcome.value
+                event.cell_completed.stdout_bytes = record.stdout_bytes
+                event.cell_completed.stderr_bytes = record.stderr_bytes
+            case rec.ValueChecked():
+                event.contract_checked.accepted = record.accepted
+                if record.mismatch is not None:
+                    mismatch = convert.mismatch_out(record.mismatch)
+                    event.contract_checked.mismatch.CopyFrom(mismatch)
+            case rec.ArtifactPublished():
+                artifact = convert.artifact_out(record.artifact)
+                event.artifact_published.artifact.CopyFrom(artifact)
+            case rec.EndingDecided():
+                self._endings[record.invocation_id] = record.ending
+                _state(event, State.ENDING, 0, "")
+            case rec.Ended():
+                ending = self._endings.pop(record.invocation_id, None)
+                if ending is not None:
+                    event.ended.ending.CopyFrom(convert.ending_out(ending))
+                else:
+                    event.ended.SetInParent()
+            case _:
+                return False
+        return True
+
+
+def _state(event: isv.InvocationEvent, state: State, attempt: int, sandbox_id: str) -> None:
+    event.state_changed.state = convert.state_out(state)
+    event.state_changed.attempt = attempt
+    event.state_changed.sandbox_id = sandbox_id
+
+
+def _accepted(record: rec.Admitted) -> invocation_pb2.Invocation:
+    return invocation_pb2.Invocation(
+        invocation_id=record.invocation_id,
+        parent_id=record.parent_id or "",
+        lineage=record.lineage,
+        depth=record.depth,
+        mode=invocation_pb2.InvocationMode.Value(f"INVOCATION_MODE_{record.spec.mode.upper()}"),
+        state=convert.state_out(State.QUEUED),
+        label=record.spec.label,
+        create_time=convert.timestamp(record.time_us),
+        deadline_time=convert.timestamp(record.granted.deadline_us),
+        driver=record.granted.driver,
+        spawned_by=f"{record.cell_id}/{record.call_id}" if record.parent_id else "",
+    )

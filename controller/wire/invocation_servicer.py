@@ -1,0 +1,338 @@
+"""`InvocationService`: accepts, shows and ends invocations, inside the caller's tenant only.
+
+Made by `controller.app`; calls the loop for everything that changes, the read model for everything
+that is shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import grpc.aio
+
+from controller import convert
+from controller.checks import Checker
+from controller.config import ControllerConfig
+from controller.core.errors import Reason, Refused
+from controller.core.ids import (
+    LOCAL_TENANT,
+    InvocationId,
+    SessionId,
+    TenantId,
+    is_id,
+    new_invocation_id,
+)
+from controller.core.model import Cause, InvocationSpec, State
+from controller.engine import events as ev
+from controller.engine.records import Codec
+from controller.loop import Loop
+from controller.store.ports import ArtifactStore, InvocationRow, Journal, OutputLog, cursor_of
+from controller.wire.errors import streaming, unary
+from controller.wire.events import EventMaker
+from controller.wire.sessions import Sessions
+from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_service_pb2 as isv
+from hutch.v1.invocation_service_pb2_grpc import InvocationServiceServicer
+
+PAGE_SIZE = 100
+PAGE_MAXIMUM = 1000
+WAIT_MAXIMUM_SECONDS = 60.0
+HEARTBEAT_SECONDS = 10.0
+CHUNK_BYTES = 256 * 1024
+STREAMS = {isv.OUTPUT_STREAM_STDOUT: "stdout", isv.OUTPUT_STREAM_STDERR: "stderr"}
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InvocationParts:
+    """What the servicer calls."""
+
+    config: ControllerConfig
+    version: str
+    loop: Loop
+    journal: Journal
+    artifacts: ArtifactStore
+    output: OutputLog
+    checker: Checker
+    sessions: Sessions
+
+
+class InvocationServicer(InvocationServiceServicer):
+    """One method per RPC; see `proto/hutch/v1/invocation_service.proto`."""
+
+    def __init__(self, parts: InvocationParts) -> None:
+        self._parts = parts
+        self._codec = Codec()
+
+    @streaming
+    async def OpenSession(
+        self, request: isv.OpenSessionRequest, context: Context
+    ) -> AsyncIterator[isv.OpenSessionResponse]:
+        """Keeps a client present for as long as the stream is open."""
+        _visible("session_id", request.session_id, at_least=16)
+        _refuse_if_draining(self._parts.loop)
+        session_id = SessionId(request.session_id)
+        sessions = self._parts.sessions
+        sessions.opened(session_id)
+        try:
+            while True:
+                yield self._greeting()
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+        finally:
+            sessions.closed(session_id)
+
+    def _greeting(self) -> isv.OpenSessionResponse:
+        state = self._parts.loop.state
+        drivers = {item.driver: None for host in state.hosts.values() for item in host.statements}
+        return isv.OpenSessionResponse(
+            controller_version=self._parts.version,
+            disconnect_grace=convert.duration(self._parts.config.session_grace_seconds),
+            drivers=list(drivers),
+            capacity=state.capacity,
+        )
+
+    @unary
+    async def CreateInvocation(
+        self, request: isv.CreateInvocationRequest, context: Context
+    ) -> isv.CreateInvocationResponse:
+        """Accepts a root, durably."""
+        tenant_id = LOCAL_TENANT
+        _visible("request_id", request.request_id)
+        _refuse_if_draining(self._parts.loop)
+        digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).hexdigest()
+        known = await self._parts.journal.get_request(tenant_id, request.request_id)
+        if known is not None:
+            if known.content_digest != digest:
+                raise Refused(Reason.REQUEST_ID_REUSED, "the request id has other content")
+            return await self._created(tenant_id, known.answer_id)
+        spec = await self._checked_spec(tenant_id, request.spec)
+        session_id = SessionId(request.session_id)
+        if request.cancel_on_disconnect and not self._parts.sessions.known(session_id):
+            raise Refused(Reason.FIELD_INVALID, "no such session is open", field="session_id")
+        _refuse_if_draining(self._parts.loop)
+        done = self._parts.loop.post(
+            ev.InvocationRequested(
+                tenant_id=tenant_id,
+                invocation_id=new_invocation_id(),
+                spec=spec,
+                request_id=request.request_id,
+                content_digest=digest,
+                session_id=session_id,
+                cancel_on_disconnect=request.cancel_on_disconnect,
+            )
+        )
+        _, answer_id = self._parts.loop.state.requests[(tenant_id, request.request_id)]
+        await done
+        return await self._created(tenant_id, answer_id)
+
+    async def _checked_spec(
+        self, tenant_id: TenantId, message: invocation_pb2.InvocationSpec
+    ) -> InvocationSpec:
+        spec = convert.spec_in(message)
+        checker = self._parts.checker
+        if spec.contract is not None:
+            await checker.check_schema(spec.contract.schema_json)
+        readable = await checker.check_inputs(tenant_id, spec.inputs)
+        return replace(spec, readable_artifacts=readable)
+
+    async def _created(
+        self, tenant_id: TenantId, invocation_id: str
+    ) -> isv.CreateInvocationResponse:
+        row = await self._row(tenant_id, invocation_id)
+        return isv.CreateInvocationResponse(invocation=convert.invocation_of_row(row))
+
+    async def _row(self, tenant_id: TenantId, invocation_id: str) -> InvocationRow:
+        row = None
+        if is_id(invocation_id, "inv"):
+            row = await self._parts.journal.get_invocation(tenant_id, invocation_id)
+        if row is None:
+            raise Refused(Reason.INVOCATION_NOT_FOUND, "no such invocation")
+        return row
+
+    @unary
+    async def GetInvocation(
+        self, request: isv.GetInvocationRequest, context: Context
+    ) -> isv.GetInvocationResponse:
+        """Shows one invocation with its value."""
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        found = convert.invocation_of_row(row)
+        if row.state != State.ENDED:
+            output = self._parts.output
+            kept = convert.output_id(found.invocation_id, found.attempt)
+            found.stdout_bytes = await output.size(LOCAL_TENANT, kept, "stdout")
+            found.stderr_bytes = await output.size(LOCAL_TENANT, kept, "stderr")
+        return isv.GetInvocationResponse(invocation=found)
+
+    @unary
+    async def ListInvocations(
+        self, request: isv.ListInvocationsRequest, context: Context
+    ) -> isv.ListInvocationsResponse:
+        """Lists invocations, or one tree."""
+        tree_id = ""
+        if request.tree_of:
+            tree_id = (await self._row(LOCAL_TENANT, request.tree_of)).tree_id
+        limit = _page_size(request.page_size)
+        state = ""
+        if request.state:
+            name = invocation_pb2.InvocationState.Name(request.state)
+            state = name.removeprefix("INVOCATION_STATE_").lower()
+        rows = await self._parts.journal.list_invocations(
+            LOCAL_TENANT,
+            tree_id=tree_id,
+            state=state,
+            roots_only=request.roots_only,
+            after=request.page_token,
+            limit=limit,
+        )
+        token = cursor_of(rows[-1], tree_id=tree_id) if len(rows) == limit else ""
+        return isv.ListInvocationsResponse(
+            invocations=[convert.invocation_of_row(row) for row in rows], next_page_token=token
+        )
+
+    @unary
+    async def WaitInvocation(
+        self, request: isv.WaitInvocationRequest, context: Context
+    ) -> isv.WaitInvocationResponse:
+        """Answers when it has ended, or when the time is over."""
+        seconds = WAIT_MAXIMUM_SECONDS
+        if request.HasField("timeout"):
+            seconds = min(convert.seconds_of(request.timeout), WAIT_MAXIMUM_SECONDS)
+            if seconds < 0:
+                raise Refused(Reason.FIELD_INVALID, "it is negative", field="timeout")
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        tree_id = InvocationId(row.tree_id)
+        changed = self._parts.loop.watchers.subscribe(tree_id)
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    row = await self._row(LOCAL_TENANT, request.invocation_id)
+                    if row.state == State.ENDED or self._parts.loop.draining:
+                        break
+                    await changed.wait()
+                    changed.clear()
+        except TimeoutError:
+            pass
+        finally:
+            self._parts.loop.watchers.unsubscribe(tree_id, changed)
+        return isv.WaitInvocationResponse(invocation=convert.invocation_of_row(row))
+
+    @streaming
+    async def WatchInvocation(
+        self, request: isv.WatchInvocationRequest, context: Context
+    ) -> AsyncIterator[isv.WatchInvocationResponse]:
+        """Streams events until the invocation's `ended`."""
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        tree_id = InvocationId(row.tree_id)
+        changed = self._parts.loop.watchers.subscribe(tree_id)
+        maker = EventMaker(self._codec)
+        members = {request.invocation_id}
+        sequence = 0
+        try:
+            while True:
+                changed.clear()
+                stored = await self._parts.journal.read_tree(
+                    LOCAL_TENANT, tree_id, after_sequence=sequence
+                )
+                for item in stored:
+                    sequence = item.sequence
+                    event = maker.event_of(item)
+                    if event is None:
+                        continue
+                    _grow(members, event, tree=request.tree)
+                    if event.invocation_id not in members:
+                        continue
+                    if sequence > request.after_sequence:
+                        yield isv.WatchInvocationResponse(event=event)
+                    if event.HasField("ended") and event.invocation_id == request.invocation_id:
+                        return
+                if not stored:
+                    if self._parts.loop.draining:
+                        raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
+                    await changed.wait()
+        finally:
+            self._parts.loop.watchers.unsubscribe(tree_id, changed)
+
+    @streaming
+    async def ReadOutput(
+        self, request: isv.ReadOutputRequest, context: Context
+    ) -> AsyncIterator[isv.ReadOutputResponse]:
+        """Streams what was printed, exactly, from any byte."""
+        if request.stream not in STREAMS:
+            raise Refused(Reason.FIELD_INVALID, "it is stdout or stderr", field="stream")
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        name = STREAMS[request.stream]
+        left = request.max_bytes or None
+        offset, base, attempt = request.offset, 0, 1
+        while left is None or left > 0:
+            last = convert.invocation_of_row(row).attempt
+            kept = convert.output_id(row.invocation_id, attempt)
+            size = await self._parts.output.size(LOCAL_TENANT, kept, name)
+            if offset < base + size:
+                limit = CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)
+                data = await self._parts.output.read(LOCAL_TENANT, kept, name, offset - base, limit)
+                yield isv.ReadOutputResponse(offset=offset, data=data)
+                offset += len(data)
+                left = None if left is None else left - len(data)
+                continue
+            if attempt < last:
+                base, attempt = base + size, attempt + 1
+                continue
+            if not request.follow or row.state == State.ENDED or self._parts.loop.draining:
+                return
+            await self._parts.output.changed(LOCAL_TENANT, kept, name, size)
+            row = await self._row(LOCAL_TENANT, request.invocation_id)
+
+    @unary
+    async def CancelInvocation(
+        self, request: isv.CancelInvocationRequest, context: Context
+    ) -> isv.CancelInvocationResponse:
+        """Ends a subtree and answers when all its sandboxes are proved gone."""
+        _visible("request_id", request.request_id)
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        loop = self._parts.loop
+        invocation_id = InvocationId(request.invocation_id)
+        tree_id = InvocationId(row.tree_id)
+        changed = loop.watchers.subscribe(tree_id)
+        try:
+            await loop.post(ev.CancelRequested(invocation_id=invocation_id, cause=Cause.CLIENT))
+            while (node := loop.state.live(invocation_id)) is not None and not node.gone:
+                changed.clear()
+                await changed.wait()
+                if loop.draining:
+                    raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
+            await loop.settled()
+        finally:
+            loop.watchers.unsubscribe(tree_id, changed)
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        return isv.CancelInvocationResponse(invocation=convert.invocation_of_row(row))
+
+
+def _grow(members: set[str], event: isv.InvocationEvent, *, tree: bool) -> None:
+    """Takes a new descendant into the watched set."""
+    if tree and event.HasField("accepted") and event.accepted.invocation.parent_id in members:
+        members.add(event.invocation_id)
+
+
+def _visible(field: str, text: str, *, at_least: int = 1) -> None:
+    if not at_least <= len(text) <= 128 or not all("!" <= character <= "~" for character in text):
+        raise Refused(
+            Reason.FIELD_INVALID,
+            f"{field}: {at_least} to 128 visible ASCII characters",
+            field=field,
+        )
+
+
+def _page_size(asked: int) -> int:
+    if asked > PAGE_MAXIMUM:
+        raise Refused(Reason.FIELD_INVALID, f"at most {PAGE_MAXIMUM}", field="page_size")
+    return asked or PAGE_SIZE
+
+
+def _refuse_if_draining(loop: Loop) -> None:
+    if loop.draining:
+        raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
