@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Iterator
 from typing import Protocol
 
 from sandbox.host.fields import ProtocolBreach
+from sandbox.host.outbound import Message
 from sandbox.runtime import frames
 
 READ_BYTES = 256 * 1024
@@ -48,7 +48,7 @@ class FrameChannel:
         self._decoder = frames.Decoder()
         self._received: deque[frames.Frame] = deque()
         self._urgent: deque[bytes] = deque()
-        self._messages: deque[tuple[Iterator[bytes], int]] = deque()
+        self._messages: deque[Message] = deque()
         self._current = memoryview(b"")
         self._queued_bytes = 0
         self._has_room = asyncio.Event()
@@ -76,18 +76,15 @@ class FrameChannel:
             self._urgent.append(frame)
             self._flush()
 
-    def post(self, message: Iterator[bytes], size: int) -> None:
-        """Sends the frames of one message, made as they are needed, after earlier messages.
-
-        Args:
-            message: The frames.
-            size: About how many bytes they are.
-        """
-        if not self._closed:
-            self._messages.append((message, size))
-            self._queued_bytes += size
-            self._update_room()
-            self._flush()
+    def post(self, message: Message) -> None:
+        """Sends the frames of one message, made as they are needed, after earlier messages."""
+        if self._closed:
+            message.close()
+            return
+        self._messages.append(message)
+        self._queued_bytes += message.size
+        self._update_room()
+        self._flush()
 
     async def room(self) -> None:
         """Waits until little enough waits to be written."""
@@ -184,13 +181,11 @@ class FrameChannel:
                 continue
             if not self._messages:
                 return False
-            message, size = self._messages[0]
-            frame = next(message, None)
+            frame = next(self._messages[0].frames, None)
             if frame is not None:
                 self._current = memoryview(frame)
                 continue
-            self._messages.popleft()
-            self._queued_bytes -= size
+            self._queued_bytes -= self._messages.popleft().size
             self._update_room()
         return True
 
@@ -208,6 +203,8 @@ class FrameChannel:
     def _stop_writing(self) -> None:
         self._no_writer()
         self._urgent.clear()
+        for message in self._messages:
+            message.close()
         self._messages.clear()
         self._current = memoryview(b"")
         self._queued_bytes = 0

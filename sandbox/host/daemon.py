@@ -185,6 +185,7 @@ async def serving(
             table.closing = True
             await table.destroy_all("the host shut down")
             await server.stop(1.0)
+            table.close()
             options.socket.unlink(missing_ok=True)
 
 

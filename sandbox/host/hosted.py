@@ -167,7 +167,7 @@ class HostedSandbox:
             return
         message = self._outbound.cell(run, contents)
         self._inbound.expect_cell(run.cell_id)
-        self._channel.post(message.frames, message.size)
+        self._channel.post(message)
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> None:
         """Answers a call, once; an answer to a call that is not open does nothing.
@@ -181,7 +181,7 @@ class HostedSandbox:
             return
         message = self._outbound.reply(reply, contents)
         self._inbound.answer(reply.call_id)
-        self._channel.post(message.frames, message.size)
+        self._channel.post(message)
 
     def interrupt(self, cell_id: str) -> None:
         """Interrupts a cell if it runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -32,6 +33,12 @@ class Message:
 
     frames: Iterator[bytes]
     size: int
+    sources: Sequence[Source] = ()
+
+    def close(self) -> None:
+        """Gives up what was not sent."""
+        for source in self.sources:
+            source.close()
 
 
 class StreamContents:
@@ -115,6 +122,11 @@ class Source:
     file: IO[bytes] | None
     size: int
 
+    def close(self) -> None:
+        """Gives up the file, if there is one."""
+        if self.file is not None:
+            self.file.close()
+
     def whole(self) -> bytes:
         """All bytes at once."""
         if self.file is None:
@@ -151,10 +163,14 @@ class Outbound:
         """
         if run.mode != invocation_pb2.INVOCATION_MODE_PROGRAM:
             raise field_invalid("run_cell.mode", "only program cells can be run")
-        sources = [contents.use(run.code, "run_cell.code")]
-        sources += [contents.use(item.value, f"input {item.name!r}") for item in run.inputs]
-        parts, layout = self._lay_out(sources)
-        header = {
+        named = [(run.code, "run_cell.code")]
+        named += [(item.value, f"input {item.name!r}") for item in run.inputs]
+        with _sources(named, contents) as sources:
+            parts, layout = self._lay_out(sources)
+            return layout.message(self._cell_header(run, parts), "run_cell")
+
+    def _cell_header(self, run: pb.RunCell, parts: list[dict[str, object]]) -> dict[str, object]:
+        return {
             "type": "cell",
             "cell": run.cell_id,
             "code": parts[0],
@@ -169,7 +185,6 @@ class Outbound:
             "timeout_ms": _milliseconds(run.timeout) if run.HasField("timeout") else 0,
             "output_limit": self._output_limit,
         }
-        return layout.message(header, "run_cell")
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> Message:
         """Makes the frames that answer one call.
@@ -183,8 +198,9 @@ class Outbound:
             return Message(frames=iter((frame,)), size=len(frame))
         if reply.WhichOneof("outcome") is None:
             raise field_invalid("reply.outcome", "must be set")
-        parts, layout = self._lay_out([contents.use(reply.value, "reply.value")])
-        return layout.message({**header, "value": parts[0]}, "reply")
+        with _sources([(reply.value, "reply.value")], contents) as sources:
+            parts, layout = self._lay_out(sources)
+            return layout.message({**header, "value": parts[0]}, "reply")
 
     def _lay_out(self, sources: list[Source]) -> tuple[list[dict[str, object]], _Layout]:
         parts: list[dict[str, object]] = [{}] * len(sources)
@@ -222,7 +238,8 @@ class _Layout:
             frame = frames.encode(header, b"".join(source.whole() for source in self.inline))
         except frames.FrameError as error:
             raise field_invalid(field, str(error)) from error
-        return Message(frames=self._frames(frame), size=size + len(frame))
+        sources = [source for _, source in self.blobs]
+        return Message(frames=self._frames(frame), size=size + len(frame), sources=sources)
 
     def _frames(self, frame: bytes) -> Iterator[bytes]:
         for blob, source in self.blobs:
@@ -233,6 +250,22 @@ class _Layout:
                 yield frames.encode(header, chunk)
                 offset += len(chunk)
         yield frame
+
+
+@contextmanager
+def _sources(
+    named: Sequence[tuple[pb.Content, str]], contents: StreamContents
+) -> Iterator[list[Source]]:
+    """Takes the contents of one message; a message that is refused keeps none of them."""
+    sources: list[Source] = []
+    try:
+        for content, field in named:
+            sources.append(contents.use(content, field))
+        yield sources
+    except HostError:
+        for source in sources:
+            source.close()
+        raise
 
 
 def _spool(directory: Path) -> IO[bytes]:

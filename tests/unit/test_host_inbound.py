@@ -1,0 +1,321 @@
+"""What the host lets out of a sandbox: one sound exchange, and every way to break it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hutch.v1 import host_service_pb2 as pb
+from sandbox.host.fields import ProtocolBreach
+from sandbox.host.inbound import Inbound
+from sandbox.runtime import frames
+from tests.support.host import READY, done, failure
+
+MIB = 1 << 20
+STARTED = {"type": "started", "cell": "c"}
+OUTPUT = {"type": "output", "cell": "c", "stream": "stdout", "offset": 0}
+CALL = {"type": "call", "call": "k", "cell": "c", "op": "await_child", "invocation": "inv_1"}
+FILE = {"type": "file", "name_hex": "61", "offset": 0, "last": True}
+CAPTURED = {"type": "captured", "files": 0, "refused": []}
+SPAWN: dict[str, Any] = {
+    "type": "call",
+    "call": "k",
+    "cell": "c",
+    "op": "spawn",
+    "detached": False,
+    "program": None,
+    "task": "look",
+    "inputs": [],
+    "contract": None,
+    "spawn": {},
+    "resources": {},
+    "timeout_ms": 0,
+    "template": "",
+    "label": "",
+    "artifact_patterns": [],
+    "retry_on_loss": False,
+    "output_view_bytes": 0,
+    "output_limit_bytes": 0,
+}
+SAVE = {
+    "type": "call",
+    "call": "k",
+    "cell": "c",
+    "op": "save_artifact",
+    "name": "x",
+    "media_type": "",
+    "content": {"at": 0, "n": 3},
+}
+
+
+def fresh(*headers: dict[str, Any]) -> Inbound:
+    """A sandbox that was given cell `c` and has sent these frames."""
+    inbound = Inbound(open_calls=3, output_limit_bytes=8 * MIB)
+    inbound.expect_cell("c")
+    for header in headers:
+        inbound.accept(frames.Frame(header))
+    return inbound
+
+
+def running() -> Inbound:
+    """A sandbox whose cell `c` runs and of which files were asked."""
+    inbound = fresh(READY, STARTED)
+    inbound.expect_capture(max_files=2, max_bytes=10)
+    return inbound
+
+
+def blob(**changes: Any) -> dict[str, Any]:
+    """A `blob` frame."""
+    return {"type": "blob", "blob": "b", "offset": 0, "last": True, **changes}
+
+
+BREACHES: dict[str, tuple[dict[str, Any], bytes]] = {
+    "ready twice": (READY, b""),
+    "unknown type": ({"type": "root"}, b""),
+    "type of the host": ({"type": "shutdown"}, b""),
+    "started twice": (STARTED, b""),
+    "additional key": ({**CALL, "depth": 1}, b""),
+    "missing key": ({"type": "started"}, b""),
+    "text for a number": ({**OUTPUT, "offset": "0"}, b"x"),
+    "boolean for a number": ({**OUTPUT, "offset": False}, b"x"),
+    "number for a boolean": ({**FILE, "last": 1}, b"x"),
+    "unknown cell": ({**OUTPUT, "cell": "other"}, b"x"),
+    "cell that is no text": ({**OUTPUT, "cell": ["c"]}, b"x"),
+    "unknown stream": ({**OUTPUT, "stream": "stdin"}, b"x"),
+    "output gap": ({**OUTPUT, "offset": 1}, b"x"),
+    "empty output": (OUTPUT, b""),
+    "long output": (OUTPUT, bytes(65_537)),
+    "payload where none is": (CALL, b"x"),
+    "call of an unknown cell": ({**CALL, "cell": "other"}, b""),
+    "call without an id": ({**CALL, "call": ""}, b""),
+    "call with a long id": ({**CALL, "call": "k" * 65}, b""),
+    "call with a control character": ({**CALL, "call": "k\n"}, b""),
+    "unknown operation": ({**CALL, "op": "exec"}, b""),
+    "long text": ({**CALL, "invocation": "i" * 8_193}, b""),
+    "task and program": ({**SPAWN, "program": {"at": 0, "n": 1}}, b"x"),
+    "program that is not UTF-8": ({**SPAWN, "task": None, "program": {"at": 0, "n": 1}}, b"\xff"),
+    "spawn limit unknown": ({**SPAWN, "spawn": {"depth": 1}}, b""),
+    "spawn limit no number": ({**SPAWN, "spawn": {"max_depth": None}}, b""),
+    "resources missing": ({k: v for k, v in SPAWN.items() if k != "resources"}, b""),
+    "parent named": ({**SPAWN, "parent_id": "inv_other"}, b""),
+    "tenant named": ({**SPAWN, "tenant": "other"}, b""),
+    "pattern no text": ({**SPAWN, "artifact_patterns": [1]}, b""),
+    "contract as a blob": (
+        {**SPAWN, "contract": {"schema": {"blob": "b", "n": 1}, "max_failures": 0}},
+        b"",
+    ),
+    "part outside": ({**SAVE, "content": {"at": 1, "n": 3}}, b"abc"),
+    "part not all": ({**SAVE, "content": {"at": 0, "n": 2}}, b"abc"),
+    "part of both kinds": ({**SAVE, "content": {"at": 0, "n": 3, "blob": "b"}}, b"abc"),
+    "part of no kind": ({**SAVE, "content": {"n": 3}}, b"abc"),
+    "part that is no object": ({**SAVE, "content": "abc"}, b"abc"),
+    "blob that never came": ({**SAVE, "content": {"blob": "b", "n": 3}}, b""),
+    "blob gap": (blob(offset=1), b"x"),
+    "blob chunk of nothing": (blob(last=False), b""),
+    "done with another count": (done("c", stdout_bytes=1), b""),
+    "done of an unknown cell": (done("other"), b""),
+    "returned without a value": (done("c", outcome="returned"), b""),
+    "completed with a value": (done("c", value={"at": 0, "n": 1}), b"1"),
+    "raised without a failure": (done("c", outcome="raised"), b""),
+    "unknown outcome": (done("c", outcome="won"), b""),
+    "exit code of a REPL that lives": (done("c", exit_code=0), b""),
+    "unknown ending": (done("c", outcome="raised", failure=failure(ending="won")), b""),
+    "ending in capitals": (done("c", outcome="raised", failure=failure(ending="RAISED")), b""),
+    "long message": (done("c", outcome="raised", failure=failure(message="m" * 8_001)), b""),
+    "long traceback": (done("c", outcome="raised", failure=failure(traceback="t" * 16_001)), b""),
+    "failure with more": (done("c", outcome="raised", failure={**failure(), "x": ""}), b""),
+    "evidence forged": ({**done("c"), "oom_kill_count": 1}, b""),
+    "errno too large": (done("c", errno=2**31), b""),
+    "file name not hexadecimal": ({**FILE, "name_hex": "zz"}, b"x"),
+    "file name with spaces": ({**FILE, "name_hex": "61 62"}, b"x"),
+    "file without a name": ({**FILE, "name_hex": ""}, b"x"),
+    "file gap": ({**FILE, "offset": 1}, b"x"),
+    "file too large": (FILE, b"x" * 11),
+    "captured others": ({**CAPTURED, "files": 1}, b""),
+    "captured with many refused": (
+        {**CAPTURED, "refused": [{"name_hex": "61", "reason": ""}] * 257},
+        b"",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BREACHES)
+def test_a_frame_that_no_sandbox_may_send_is_a_breach(name: str) -> None:
+    header, payload = BREACHES[name]
+    with pytest.raises(ProtocolBreach):
+        running().accept(frames.Frame(header, payload))
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        READY,
+        STARTED,
+        CALL,
+        SPAWN,
+        done("c"),
+        CAPTURED,
+        done("c", outcome="raised", failure=failure(ending="raised", invocation_id="inv_2")),
+    ],
+)
+def test_the_sound_frames_of_which_the_breaches_were_made_are_taken(
+    header: dict[str, Any],
+) -> None:
+    inbound = fresh() if header is READY else running()
+    if header is STARTED:
+        inbound = fresh(READY)
+    assert inbound.accept(frames.Frame(header)).events
+
+
+@pytest.mark.parametrize("header", [STARTED, CALL, done("c"), blob(), OUTPUT])
+def test_nothing_comes_before_ready(header: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolBreach):
+        fresh().accept(frames.Frame(header, b"x"))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"version": 2}, {"protections": {}}, {"python": 3}, {"protections": None}]
+)
+def test_ready_of_another_form_is_a_breach(changes: dict[str, Any]) -> None:
+    with pytest.raises(ProtocolBreach):
+        fresh().accept(frames.Frame({**READY, **changes}))
+
+
+def test_files_that_nobody_asked_for_are_a_breach() -> None:
+    for header in (FILE, CAPTURED):
+        with pytest.raises(ProtocolBreach):
+            fresh(READY).accept(frames.Frame(header))
+
+
+def test_a_capture_ends_once_and_is_asked_for_once() -> None:
+    inbound = running()
+    assert not inbound.expect_capture(1, 1)
+    inbound.accept(frames.Frame(FILE, b"x"))
+    inbound.accept(frames.Frame({**CAPTURED, "files": 1}))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**CAPTURED, "files": 1}))
+
+
+def test_a_file_within_a_file_is_a_breach() -> None:
+    inbound = running()
+    inbound.accept(frames.Frame({**FILE, "last": False}, b"x"))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**FILE, "name_hex": "62"}, b"x"))
+
+
+def test_done_comes_once_and_output_before_the_start_never() -> None:
+    inbound = fresh(READY)
+    for header in (OUTPUT, done("c")):
+        with pytest.raises(ProtocolBreach):
+            inbound.accept(frames.Frame(header, b"x" if header is OUTPUT else b""))
+    inbound = running()
+    inbound.accept(frames.Frame(done("c")))
+    for header in (done("c"), STARTED):
+        with pytest.raises(ProtocolBreach):
+            inbound.accept(frames.Frame(header))
+
+
+def test_output_beyond_its_credit_is_a_breach_and_credit_comes_by_the_mebibyte() -> None:
+    inbound = running()
+    marks = []
+    for index in range(64):
+        received = inbound.accept(frames.Frame({**OUTPUT, "offset": index * 65_536}, bytes(65_536)))
+        assert received.mark is not None
+        marks.append(received.mark)
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": 4 * MIB}, b"x"))
+    inbound = running()
+    for index in range(64):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": index * 65_536}, bytes(65_536)))
+    assert [inbound.take_output(mark) for mark in marks[:16]] == [False] * 15 + [True]
+    inbound.accept(frames.Frame({**OUTPUT, "offset": 4 * MIB}, b"x"))
+
+
+def test_case_28_output_beyond_its_limit_is_a_breach() -> None:
+    inbound = Inbound(open_calls=1, output_limit_bytes=10)
+    inbound.expect_cell("c")
+    for header in (READY, STARTED):
+        inbound.accept(frames.Frame(header))
+    inbound.accept(frames.Frame(OUTPUT, b"x" * 10))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": 10}, b"x"))
+
+
+def test_call_ids_are_used_once_and_open_calls_are_counted() -> None:
+    inbound = running()
+    inbound.accept(frames.Frame(CALL))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame(CALL))
+    inbound.answer("k")
+    assert not inbound.call_is_open("k")
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame(CALL))
+    for name in ("k1", "k2", "k3"):
+        inbound.accept(frames.Frame({**CALL, "call": name}))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**CALL, "call": "k4"}))
+
+
+def test_blobs_are_few_used_once_and_of_the_size_they_say() -> None:
+    inbound = running()
+    inbound.accept(frames.Frame(blob(), b"abc"))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**SAVE, "content": {"blob": "b", "n": 4}}))
+    inbound = running()
+    inbound.accept(frames.Frame(blob(last=False), b"ab"))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**SAVE, "content": {"blob": "b", "n": 2}}))
+    inbound = running()
+    inbound.accept(frames.Frame(blob(), b"abc"))
+    inbound.accept(frames.Frame({**SAVE, "content": {"blob": "b", "n": 3}}))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**SAVE, "call": "k2", "content": {"blob": "b", "n": 3}}))
+    inbound = running()
+    for index in range(frames.MAX_OPEN_BLOBS):
+        inbound.accept(frames.Frame(blob(blob=f"b{index}"), b"x"))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame(blob(blob="one_more"), b"x"))
+
+
+def test_a_frame_cannot_make_the_host_send_more_than_it_got() -> None:
+    part = {"at": 0, "n": 100}
+    inputs = [{"name": f"x{index}", "value": part, "description": ""} for index in range(500)]
+    with pytest.raises(ProtocolBreach):
+        running().accept(frames.Frame({**SPAWN, "inputs": inputs}, bytes(100)))
+
+
+def test_an_inline_part_too_large_for_one_message_comes_in_chunks() -> None:
+    size = 250_000
+    header = {**SAVE, "content": {"at": 0, "n": size}}
+    events = running().accept(frames.Frame(header, bytes(size))).events
+    chunks = [event.blob for event in events[:-1]]
+    assert [len(chunk.data) for chunk in chunks] == [196_608, size - 196_608]
+    assert events[-1].call.save_artifact.content == pb.Content(
+        blob_id=chunks[0].blob_id, size_bytes=size
+    )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 2**63 - 1) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=6,
+)
+SOUND: list[dict[str, Any]] = [READY, STARTED, OUTPUT, CALL, SPAWN, SAVE, FILE, CAPTURED]
+SOUND += [blob(), done("c"), done("c", outcome="raised", failure=failure())]
+
+
+@given(data=st.data(), header=st.sampled_from(SOUND), payload=st.binary(max_size=8))
+def test_case_s7_whatever_a_field_holds_the_answer_is_events_or_a_breach(
+    data: st.DataObject, header: dict[str, Any], payload: bytes
+) -> None:
+    key = data.draw(st.sampled_from(sorted(header)))
+    changed = {**header, key: data.draw(JSON)}
+    try:
+        received = running().accept(frames.Frame(changed, payload))
+    except ProtocolBreach:
+        return
+    for event in received.events:
+        event.SerializeToString()
