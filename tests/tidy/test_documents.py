@@ -85,3 +85,21 @@ def test_every_test_of_a_case_is_named() -> None:
     named = set(re.findall(r"`(test_case_\w+)`", (ROOT / "docs" / "cases.md").read_text("utf-8")))
     written = {name for name in repository.test_names() if name.startswith("test_case_")}
     assert written - named == set()
+
+
+def test_every_name_in_the_life_of_an_invocation_exists() -> None:
+    """A file is followed by the names that it defines or uses."""
+    missing = []
+    for row in _rows("life-of-an-invocation.md"):
+        for path, name in re.findall(r"`([\w./-]+\.(?:py|proto))` `(\w+)`", row[1]):
+            if not re.search(rf"\b{name}\b", (ROOT / path).read_text(encoding="utf-8")):
+                missing.append(f"{path} {name}")
+    assert missing == []
+
+
+def test_every_record_of_the_engine_is_in_the_life_of_an_invocation() -> None:
+    """Except that of a lost attempt, which no good life has."""
+    source = (ROOT / "controller" / "engine" / "records.py").read_text(encoding="utf-8")
+    kinds = set(re.findall(r'kind: Literal\["(\w+)"\]', source)) - {"attempt_abandoned"}
+    text = (ROOT / "docs" / "life-of-an-invocation.md").read_text(encoding="utf-8")
+    assert {kind for kind in kinds if f"`{kind}`" not in text} == set()
