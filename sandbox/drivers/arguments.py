@@ -123,7 +123,7 @@ def build(
             continue
         argv += entry
     if machine.interpreter.prefix is not None:
-        argv += ["--ro-bind", str(machine.interpreter.prefix), str(machine.interpreter.prefix)]
+        argv += _shown(machine.interpreter.prefix, str(machine.interpreter.prefix))
     argv += ["--ro-bind", str(layout.etc), "/etc"]
     for entry in machine.system:
         if entry[2].startswith("/etc/"):
@@ -133,12 +133,18 @@ def build(
         argv += ["--ro-bind", str(layout.empty), path]
     for path in WRITABLE:
         argv += ["--size", str(tmpfs), "--perms", "1777", "--tmpfs", path]
-    argv += ["--ro-bind", str(layout.cpus(cpus)), "/sys/devices/system/cpu/online"]
-    if layout.archive.exists():
-        argv += ["--ro-bind", str(layout.archive), archive_path(machine.mark, sandbox_id)]
+    argv += _shown(layout.cpus(cpus), "/sys/devices/system/cpu/online")
+    argv += _shown(layout.archive, archive_path(machine.mark, sandbox_id))
     argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
     argv += _environment(ENVIRONMENT)
     return [*argv, "--chdir", "/workspace", "--seccomp", str(seccomp), "--"]
+
+
+def _shown(source: Path, destination: str) -> list[str]:
+    """Shows something read-only, below folders that every uid may enter: bwrap's own are closed."""
+    above = [str(folder) for folder in reversed(Path(destination).parents)][1:]
+    made = [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
+    return [*made, "--ro-bind", str(source), destination]
 
 
 def _environment(variables: Mapping[str, str]) -> list[str]:
@@ -156,7 +162,8 @@ def _separation(user_namespace: int | None) -> list[str]:
         argv += ["--userns", str(user_namespace)]
         for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
             argv += ["--cap-add", capability]
-    return [*argv, "--uid", str(SUPERVISOR_UID), "--gid", str(SUPERVISOR_UID)]
+    uid = str(REPL_UID if user_namespace is None else SUPERVISOR_UID)
+    return [*argv, "--uid", uid, "--gid", uid]
 
 
 def runtime_command(

@@ -42,10 +42,9 @@ from sandbox.drivers.driver import (
     StartFailed,
     Statement,
 )
-from sandbox.drivers.process import spawn
+from sandbox.drivers.process import check_name, spawn
 from sandbox.drivers.users import Slot, Users
 
-_SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SHARED = Path("/var/lib/hutch")
 _READY_NAMESPACES = 8
 _TRIAL_SECONDS = 30
@@ -127,6 +126,7 @@ class BubblewrapDriver:
         if self._hierarchy is None and not self._root_host:
             self._scopes = scope.find(self._cgroup_root)
         files = layout.build(self._folder)
+        files.archive.touch(mode=0o644)  # for the trial; the archive is built by what it chooses
         if self._users is not None:
             try:
                 self._users.open(ready=_READY_NAMESPACES)
@@ -308,8 +308,7 @@ class BubblewrapDriver:
         machine, limits, sandbox_id = self._machine, request.limits, request.sandbox_id
         if machine is None:
             raise StartFailed("the bubblewrap driver is not usable: see its statement")
-        if not _SANDBOX_ID.fullmatch(sandbox_id):
-            raise StartFailed(f"{sandbox_id!r} cannot name a sandbox")
+        check_name(sandbox_id)
         if sandbox_id in self._containers:
             raise StartFailed(f"sandbox {sandbox_id} exists")
         if limits.open_files_limit > (most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) >= 0:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,15 +55,15 @@ def processes_of(mark: str) -> dict[int, str]:
     Args:
         mark: The folder inside that is named after the owner, or after one sandbox.
     """
-    sought = mark.encode("ascii")
+    sought = re.compile(re.escape(mark.encode("ascii")) + rb"([A-Za-z0-9_-]*)")
     found: dict[int, str] = {}
     for pid in procfs.pids():
-        _before, mark_found, after = procfs.read(pid, "cmdline").partition(sought)
-        if not mark_found or pid == os.getpid():
+        named = sought.search(procfs.read(pid, "cmdline"))
+        if named is None or pid == os.getpid():
             continue
         inside = procfs.namespace_pids(pid)
         if len(inside) == 1 or (inside and inside[-1] == 1):
-            found[pid] = after.partition(b"/")[0].decode("utf-8", "replace")
+            found[pid] = named[1].decode("ascii")
     return found
 
 

@@ -25,7 +25,7 @@ from sandbox.drivers.driver import (
     StartFailed,
     Statement,
 )
-from sandbox.drivers.process import SpawnedProcess, spawn
+from sandbox.drivers.process import SpawnedProcess, check_name, spawn
 
 _DESTROY_SECONDS = 10.0
 _UNHELD = (
@@ -190,6 +190,7 @@ class FakeDriver:
         """
         if self._archive is None:
             raise StartFailed("the fake driver was not prepared")
+        check_name(request.sandbox_id)
         if request.sandbox_id in self._containers:
             raise StartFailed(f"sandbox {request.sandbox_id} exists")
         folder = self._root / request.sandbox_id

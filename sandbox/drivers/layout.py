@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.drivers import seccomp
+from sandbox.drivers.users import REPL_UID
 
-_ROOT = "root:x:0:0:root:/:/usr/sbin/nologin\n"
+_ROOT = "root:x:0:0::/:/usr/sbin/nologin\n"
+_SANDBOX = f"sandbox:x:{REPL_UID}:{REPL_UID}::/workspace:/bin/sh\n"
 _NOBODY = "nobody:x:65534:65534::/:/usr/sbin/nologin\n"
-_USERS = (("supervisor", 1000), ("sandbox", 1001))
 _NSSWITCH = "passwd: files\ngroup: files\nhosts: files\n"
 _HOSTS = "127.0.0.1 localhost sandbox\n::1 localhost sandbox\n"
 _COPIED = ("localtime", "ld.so.cache", "mime.types")
@@ -66,10 +67,9 @@ def build(root: Path) -> Layout:
     for folder in (root, layout.etc, layout.etc / "alternatives"):
         folder.mkdir(parents=True)
         folder.chmod(0o755)
-    users = "".join(f"{name}:x:{uid}:{uid}::/workspace:/bin/sh\n" for name, uid in _USERS)
-    groups = "".join(f"{name}:x:{uid}:\n" for name, uid in _USERS)
-    _write(layout.etc / "passwd", f"{_ROOT}{users}{_NOBODY}".encode())
-    _write(layout.etc / "group", f"root:x:0:\n{groups}nogroup:x:65534:\n".encode())
+    _write(layout.etc / "passwd", f"{_ROOT}{_SANDBOX}{_NOBODY}".encode())
+    groups = f"root:x:0:\nsandbox:x:{REPL_UID}:\nnogroup:x:65534:\n"
+    _write(layout.etc / "group", groups.encode())
     _write(layout.etc / "nsswitch.conf", _NSSWITCH.encode())
     _write(layout.etc / "hosts", _HOSTS.encode())
     for name in _COPIED:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,17 @@ from sandbox.drivers.driver import StartFailed
 
 _DIAGNOSTICS_KEPT_BYTES = 4096
 _DIAGNOSTICS_READ_BYTES = 65536
+_SANDBOX_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def check_name(sandbox_id: str) -> None:
+    """Refuses a sandbox id that cannot be the name of a folder and a cgroup.
+
+    Raises:
+        StartFailed: It cannot.
+    """
+    if not _SANDBOX_ID.fullmatch(sandbox_id):
+        raise StartFailed(f"{sandbox_id[:100]!r} cannot name a sandbox")
 
 
 class SpawnedProcess:
@@ -112,7 +124,6 @@ def spawn(
     env: Mapping[str, str],
     cwd: str = "/",
     pass_fds: Sequence[int] = (),
-    uid: int | None = None,
 ) -> SpawnedProcess:
     """Starts a process with only the standard descriptors and `pass_fds` open.
 
@@ -121,7 +132,6 @@ def spawn(
         env: Its whole environment.
         cwd: Its working directory.
         pass_fds: Descriptors it keeps, under the same numbers.
-        uid: The uid and gid it gets, with no supplementary groups; None keeps this process's own.
 
     Raises:
         StartFailed: It could not be started; nothing is left open.
@@ -133,17 +143,14 @@ def spawn(
         os.set_blocking(diagnostics, False)
         child = subprocess.Popen(
             argv,
-            stdin=theirs,
-            stdout=theirs,
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
             stderr=diagnostics_end,
             env=dict(env),
             cwd=cwd,
             close_fds=True,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
-            user=uid,
-            group=uid,
-            extra_groups=None if uid is None else (),
         )
     except (OSError, subprocess.SubprocessError) as error:
         ours.close()

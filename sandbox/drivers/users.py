@@ -21,8 +21,10 @@ FIRST_UID = 200_000
 SLOTS = 512  # sandboxes one host can hold at once
 BLOCKS = 64  # hosts on one machine
 LOCKS = Path("/run/hutch")
-SUPERVISOR_UID = 1000  # inside
-REPL_UID = 1001  # inside
+# Inside, the supervisor is uid 0 of its user namespace, with three capabilities: only a change from
+# uid 0 to another makes the kernel take all of them away.
+SUPERVISOR_UID = 0
+REPL_UID = 1000
 
 # Says that the namespace is there, waits for its maps, forbids namespaces inside it, says so.
 _HOLD = "echo && read go && echo 0 >/proc/sys/user/max_user_namespaces && echo && read go"
