@@ -58,7 +58,7 @@ class AttachedStream:
         await self._stream.write(pb.AttachSandboxResponse(attached=attached))
         try:
             async with asyncio.TaskGroup() as group:
-                reader = group.create_task(self._read(sandbox, attach.owner_epoch))
+                reader = group.create_task(self._read(sandbox, place, attach.owner_epoch))
                 await self._write(sandbox, place)
                 reader.cancel()
         except* HostError as refused:
@@ -77,9 +77,9 @@ class AttachedStream:
                 await log.wait_past(cursor)
 
     def _no_more_is_wanted(self, sandbox: HostedSandbox) -> bool:
-        return sandbox.settled or self._half_closed or self._table.closing
+        return sandbox.settled or self._half_closed or self._table.closing.is_set()
 
-    async def _read(self, sandbox: HostedSandbox, epoch: int) -> None:
+    async def _read(self, sandbox: HostedSandbox, place: Attachment, epoch: int) -> None:
         config = self._table.workshop.config
         contents = StreamContents(
             self._table.workshop.spill_directory,
@@ -89,6 +89,8 @@ class AttachedStream:
         try:
             while (request := await self._stream.read()) is not None:
                 self._fence.check(epoch, self._fence.generation)
+                if place.superseded:
+                    return
                 _handle(sandbox, request, contents)
                 await sandbox.room()
         finally:

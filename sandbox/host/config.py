@@ -46,6 +46,8 @@ class HostConfig:
     """How long a measurement may hold back the end of a cell."""
     destroy_retry_seconds: float = 1.0
     """How soon destroying is tried again when a process survived; doubles up to 30 s."""
+    shutdown_seconds: float = 30.0
+    """How long the host tries to end its sandboxes when it ends itself."""
     builders: int = 0
     """How many sandboxes are made at once; 0 is the number of cores."""
     event_memory_bytes: int = 4 * MIB

@@ -27,7 +27,6 @@ from sandbox.host import config as settings
 from sandbox.host import evidence
 from sandbox.host.config import HostConfig
 from sandbox.host.fence import Fence
-from sandbox.host.hosted import Workshop
 from sandbox.host.identity import (
     Identity,
     next_identity,
@@ -40,6 +39,7 @@ from sandbox.host.nursery import Nursery
 from sandbox.host.offers import prepare_offers
 from sandbox.host.servicer import HostServicer
 from sandbox.host.table import Offer, SandboxTable
+from sandbox.host.workshop import Workshop
 from sandbox.runtime import frames
 
 MAX_SOCKET_PATH = 107
@@ -182,11 +182,12 @@ async def serving(
         try:
             yield RunningHost(identity=identity, table=table, lease=lease, socket=options.socket)
         finally:
-            table.closing = True
-            await table.destroy_all("the host shut down")
+            left = await table.shut_down(config.shutdown_seconds)
             await server.stop(1.0)
             table.close()
             options.socket.unlink(missing_ok=True)
+            if left:
+                raise HostProblem(f"sandboxes could not be ended: {', '.join(left)}")
 
 
 def _describer(

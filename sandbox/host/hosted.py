@@ -9,32 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import structlog
 
 from hutch.v1 import ending_pb2, host_pb2
 from hutch.v1 import host_service_pb2 as pb
-from sandbox.drivers.driver import (
-    Container,
-    Driver,
-    Limits,
-    Measurement,
-    SandboxRequest,
-    StartFailed,
-    Statement,
-)
+from sandbox.drivers.driver import Container, Measurement, SandboxRequest, StartFailed
 from sandbox.host import calls, evidence, outbound
 from sandbox.host.channel import FrameChannel
-from sandbox.host.config import HostConfig
 from sandbox.host.errors import field_invalid
 from sandbox.host.events import EventLog
 from sandbox.host.inbound import Inbound, Received
-from sandbox.host.lease import Clock
-from sandbox.host.nursery import Nursery
 from sandbox.host.outbound import Outbound, StreamContents
 from sandbox.host.spill import Spill
+from sandbox.host.verdict import Verdict, judge
+from sandbox.host.workshop import Order, Workshop
 from sandbox.runtime import frames
 
 MAX_GONE_MESSAGE = 2_000
@@ -44,40 +34,6 @@ _FULL = "full"
 _MEASURING = "measuring"
 _UNREMARKABLE = (pb.CELL_OUTCOME_COMPLETED, pb.CELL_OUTCOME_RETURNED)
 _STREAM_NAMES: dict[int, str] = {value: name for name, value in calls.STREAMS.items()}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
-    """What all sandboxes of a host share."""
-
-    config: HostConfig
-    clock: Clock
-    nursery: Nursery
-    spill_directory: Path
-    builders: asyncio.Semaphore  # as many sandboxes are made at once as there are cores
-    destroyers: asyncio.Semaphore  # one at a time: ending a sandbox must not slow the others
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A checked specification."""
-
-    sandbox_id: str
-    owner_epoch: int
-    invocation_id: str
-    template: str
-    limits: Limits
-    output_limit_bytes: int
-    driver: Driver
-    statement: Statement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Why a sandbox ends."""
-
-    cause: pb.GoneCause.ValueType
-    message: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -366,34 +322,26 @@ class HostedSandbox:
     async def _watch(self, container: Container) -> None:
         """Finds out how it ended when nobody asked for it."""
         drain = self._workshop.config.exit_drain_seconds
-        exited: Measurement | None = None
         async with asyncio.TaskGroup() as group:
-            exit_task = group.create_task(container.wait())
+            exit_task = group.create_task(self._exit(container))
             await _first_of([exit_task, self._channel_end], None)
             if exit_task.done():
                 # It is dead, so what it left in the channel is little: read it, full or not.
                 self._draining = True
                 self._channel.resume(_FULL)
             await _all_of([exit_task, self._channel_end], drain)
-            if exit_task.done():
-                exited = exit_task.result()
+            exited = exit_task.result() if exit_task.done() else Measurement()
             exit_task.cancel()
         truncated = self._channel_end.done() and self._channel_end.result()
-        self._judge_exit(exited or Measurement(), truncated)
+        verdict = judge(exited=exited, ready=self._ready.done(), truncated=truncated)
+        self.end(verdict.cause, verdict.message)
 
-    def _judge_exit(self, exited: Measurement, truncated: bool) -> None:
-        how = _how(exited)
-        detail = f": {exited.detail}" if exited.detail else ""
-        if not self._ready.done():
-            self.end(
-                pb.GONE_CAUSE_START_FAILED, f"its supervisor {how} before it was ready{detail}"
-            )
-        elif truncated and exited.signal is None:
-            self.end(pb.GONE_CAUSE_DENIED, "it broke the frame protocol: it ended inside a frame")
-        elif exited.exit_code is not None or exited.signal is not None:
-            self.end(pb.GONE_CAUSE_DIED, f"its supervisor {how}{detail}")
-        else:
-            self.end(pb.GONE_CAUSE_LOST, "its channel ended while its supervisor seemed to live")
+    async def _exit(self, container: Container) -> Measurement:
+        try:
+            return await container.wait()
+        except Exception:
+            self._logger.exception("waiting_failed")
+            return Measurement()
 
     async def _bury(self, verdict: Verdict) -> None:
         self.state = host_pb2.SANDBOX_STATE_DESTROYING
@@ -433,11 +381,3 @@ async def _first_of(futures: Sequence[asyncio.Future[Any]], seconds: float | Non
 
 async def _all_of(futures: Sequence[asyncio.Future[Any]], seconds: float) -> None:
     await asyncio.wait(futures, timeout=seconds)
-
-
-def _how(exited: Measurement) -> str:
-    if exited.signal is not None:
-        return f"died of signal {exited.signal}"
-    if exited.exit_code is not None:
-        return f"exited with code {exited.exit_code}"
-    return "closed its channel"

@@ -9,6 +9,8 @@ import asyncio
 import dataclasses
 from pathlib import Path
 
+import structlog
+
 from sandbox import drivers
 from sandbox.drivers.driver import Driver, Isolation, Statement
 from sandbox.host.table import Offer
@@ -64,7 +66,8 @@ async def prepare(driver: Driver, timeout_seconds: float) -> Statement:
             return await driver.prepare()
     except TimeoutError:
         problem = f"its self-check did not end within {timeout_seconds:g} s"
-    except (OSError, RuntimeError) as error:
+    except Exception as error:
+        structlog.get_logger().exception("self_check_failed", driver=driver.name)
         problem = f"its self-check failed: {error}"
     return Statement(
         driver=driver.name,

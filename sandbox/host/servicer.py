@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, NoReturn, cast
 
 import grpc
@@ -60,7 +60,7 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
             self._fence.check(request.owner_epoch, request.host_generation)
             self._lease.open()
             try:
-                while not self._table.closing:
+                while not self._table.closing.is_set():
                     self._fence.check(request.owner_epoch, request.host_generation)
                     report = pb.WatchHostResponse(
                         host=self._describe(),
@@ -68,7 +68,7 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
                         lease=evidence.duration(config.lease_seconds),
                     )
                     await context.write(report)
-                    await asyncio.sleep(config.report_seconds)
+                    await self._pause(config.report_seconds)
             finally:
                 self._lease.close()
 
@@ -93,6 +93,11 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
         async with self._errors(context):
             self._fence.check(request.owner_epoch, request.host_generation)
             return pb.DestroySandboxResponse(evidence=await self._table.destroy(request.sandbox_id))
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._table.closing.wait()
 
     @asynccontextmanager
     async def _errors(self, context: Context) -> AsyncIterator[None]:

@@ -6,6 +6,7 @@ was started, is never started again.
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,8 @@ from sandbox.host.errors import (
     not_enforceable,
     sandbox_not_found,
 )
-from sandbox.host.hosted import DEFAULT_OUTPUT_LIMIT_BYTES, HostedSandbox, Order, Workshop
+from sandbox.host.hosted import DEFAULT_OUTPUT_LIMIT_BYTES, HostedSandbox
+from sandbox.host.workshop import Order, Workshop
 
 MAX_GONE = 1_024
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -51,7 +53,7 @@ class SandboxTable:
     workshop: Workshop
     offers: Mapping[str, Offer]  # the default driver first
     capacity: int
-    closing: bool = False
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
     _sandboxes: dict[str, HostedSandbox] = field(default_factory=dict)
     _tombstones: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
 
@@ -65,10 +67,11 @@ class SandboxTable:
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is not None:
             return sandbox, False
-        if sandbox_id in self._tombstones or not request.HasField("spec"):
+        known_before = sandbox_id in self._tombstones or request.after_sequence > 0
+        if known_before or not request.HasField("spec"):
             raise sandbox_not_found(sandbox_id)
         order = self._order(request)
-        if self.closing:
+        if self.closing.is_set():
             raise host_unavailable("the host is shutting down")
         if self.live_count() >= self.capacity:
             raise host_unavailable(f"all {self.capacity} places of the host are taken")
@@ -101,6 +104,18 @@ class SandboxTable:
             sandbox.end(pb.GONE_CAUSE_LOST, message)
         for sandbox in living:
             await sandbox.gone.wait()
+
+    async def shut_down(self, limit_seconds: float) -> list[str]:
+        """Takes no more and ends all; returns the ids that could not be proved gone in time."""
+        self.closing.set()
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await self.destroy_all("the host shut down")
+        except TimeoutError:
+            pass
+        for sandbox in self._sandboxes.values():
+            sandbox.log.wake()
+        return [sandbox.order.sandbox_id for sandbox in self._living()]
 
     def close(self) -> None:
         """Gives up all events: the host ends."""
