@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -20,7 +21,10 @@ from controller.engine import events as ev
 from controller.hosts.services import Services
 from hutch.v1 import host_pb2
 from hutch.v1 import host_service_pb2 as hs
-from hutch.v1.host_service_pb2_grpc import HostServiceAsyncStub, HostServiceStub
+from hutch.v1.host_service_pb2_grpc import HostServiceStub
+
+if TYPE_CHECKING:  # the generated module has the asynchronous stub's type only in its .pyi
+    from hutch.v1.host_service_pb2_grpc import HostServiceAsyncStub
 
 log = structlog.get_logger(__name__)
 

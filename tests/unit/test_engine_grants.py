@@ -1,0 +1,149 @@
+"""The engine: a child gets exactly what is named, never more than its parent has."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.core.errors import Reason, Refused
+from controller.core.model import Enforcement, ResourceRequest, SpawnRequest, Statement
+from controller.engine.state import Node
+from tests.support.engine_world import World, program
+
+MIB = 1024 * 1024
+
+
+def refusal(found: Node | tuple[str, str]) -> tuple[str, str]:
+    assert isinstance(found, tuple), found
+    return found
+
+
+def test_a_root_gets_the_defaults_of_the_configuration() -> None:
+    granted = World().request().granted
+    assert granted.spawn.max_depth == 4
+    assert granted.resources.memory_limit_bytes == 512 * MIB
+    assert granted.artifact_patterns == ("artifacts/**",)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        program(spawn=SpawnRequest(max_depth=17)),
+        program(spawn=SpawnRequest(max_children=0)),
+        program(resources=ResourceRequest(memory_limit_bytes=9 * 1024 * MIB)),
+        program(resources=ResourceRequest(pids_limit=5000)),
+        program(timeout_seconds=0.0),
+        program(timeout_seconds=86_401.0),
+        program(template="unknown"),
+    ],
+)
+def test_a_root_over_a_maximum_is_refused_with_the_field(spec: object) -> None:
+    world = World()
+    with pytest.raises(Refused) as refused:
+        world.request(spec)  # type: ignore[arg-type]
+    assert refused.value.reason is Reason.FIELD_INVALID
+    assert refused.value.details["field"]
+    assert not world.state.nodes
+
+
+def test_case_d2_more_than_the_parent_has_is_refused_and_each_excess_is_named() -> None:
+    world = World()
+    root = world.started(world.request())
+    reason, message = refusal(
+        world.spawn(
+            root,
+            program(
+                spawn=SpawnRequest(max_depth=5),
+                resources=ResourceRequest(memory_limit_bytes=1024 * MIB, pids_limit=500),
+                driver="other",
+            ),
+        )
+    )
+    assert reason == Reason.GRANT_DENIED
+    for name in ("max_depth=5", "memory_limit_bytes", "pids_limit=500", "driver='other'"):
+        assert name in message
+    assert root.child_count == 0
+
+
+def test_limits_only_tighten_on_the_way_down() -> None:
+    world = World()
+    root = world.started(world.request())
+    child = world.started(
+        world.child(
+            root,
+            program(
+                spawn=SpawnRequest(max_depth=3, max_children=2),
+                resources=ResourceRequest(memory_limit_bytes=256 * MIB),
+            ),
+        )
+    )
+    grandchild = world.child(child)
+    assert grandchild.granted.spawn.max_depth == 3
+    assert grandchild.granted.spawn.max_children == 2
+    assert grandchild.granted.resources.memory_limit_bytes == 256 * MIB
+
+
+def test_case_d18_the_child_over_max_children_is_refused_and_over_max_concurrent_waits() -> None:
+    world = World()
+    spec = program(spawn=SpawnRequest(max_children=3, max_concurrent=2))
+    root = world.started(world.request(spec))
+    first, second, third = (world.child(root) for _ in range(3))
+    assert [node.state.value for node in (first, second, third)] == [
+        "starting",
+        "starting",
+        "queued",
+    ]
+    assert refusal(world.spawn(root))[0] == Reason.QUOTA_EXCEEDED
+    world.started(first)
+    world.finish(first)
+    assert third.state.value == "starting"
+
+
+def test_max_descendants_counts_the_whole_subtree() -> None:
+    world = World()
+    root = world.started(world.request(program(spawn=SpawnRequest(max_descendants=2))))
+    child = world.started(world.child(root))
+    world.child(child)
+    reason, message = refusal(world.spawn(child))
+    assert reason == Reason.QUOTA_EXCEEDED
+    assert "max_descendants" in message
+
+
+def test_a_named_limit_that_no_host_holds_for_the_sandbox_is_refused() -> None:
+    levels = (
+        Enforcement(limit="memory", level="process", mechanism="rlimit"),
+        Enforcement(limit="open_files", level="process", mechanism="rlimit"),
+    )
+    statement = Statement(driver="bubblewrap", isolation="container", levels=levels)
+    world = World(capacity=0)
+    world.join(16, statements=(statement,))
+    with pytest.raises(Refused) as refused:
+        world.request(program(resources=ResourceRequest(memory_limit_bytes=256 * MIB)))
+    assert refused.value.reason is Reason.NOT_ENFORCEABLE
+    named = world.request(program(resources=ResourceRequest(open_files_limit=100)))
+    assert named.granted.demanded_limits == ("open_files",)
+    assert world.request().granted.demanded_limits == ()
+
+
+def test_a_small_memory_shrinks_a_default_tmpfs_but_not_a_named_one() -> None:
+    world = World()
+    memory = ResourceRequest(memory_limit_bytes=128 * MIB)
+    assert world.request(program(resources=memory)).granted.resources.tmpfs_limit_bytes < 22 * MIB
+    both = ResourceRequest(memory_limit_bytes=128 * MIB, tmpfs_limit_bytes=64 * MIB)
+    with pytest.raises(Refused):
+        world.request(program(resources=both))
+
+
+def test_an_input_may_name_only_artifacts_that_the_parent_may_read() -> None:
+    world = World()
+    root = world.started(world.request(program(readable_artifacts=("art_1",))))
+    child = world.child(root, program(readable_artifacts=("art_1",)))
+    assert list(child.readable) == ["art_1"]
+    reason, _ = refusal(world.spawn(root, program(readable_artifacts=("art_2",))))
+    assert reason == Reason.GRANT_DENIED
+
+
+def test_without_any_host_a_root_is_refused() -> None:
+    world = World(capacity=0)
+    with pytest.raises(Refused) as refused:
+        world.request()
+    assert refused.value.reason is Reason.HOST_UNAVAILABLE
