@@ -13,6 +13,9 @@ from hutch.v1 import host_service_pb2 as pb
 from sandbox.host.fields import Fields, ProtocolBreach
 from sandbox.runtime import frames
 
+MAX_UNUSED_BLOBS = 1_024
+MAX_UNUSED_BYTES = 512 * 1024 * 1024
+
 
 @dataclass(slots=True, kw_only=True)
 class _Blob:
@@ -27,6 +30,7 @@ class SandboxBlobs:
 
     _open: dict[str, _Blob] = field(default_factory=dict)
     _count: int = 0
+    _unused_bytes: int = 0
 
     def chunk(self, fields: Fields, payload: bytes) -> Iterator[pb.AttachSandboxResponse]:
         """Checks one `blob` frame and returns its events.
@@ -39,7 +43,8 @@ class SandboxBlobs:
         fields.end()
         blob = self._open.get(name)
         if blob is None:
-            if len(self._open) >= frames.MAX_OPEN_BLOBS:
+            unfinished = sum(not other.complete for other in self._open.values())
+            if unfinished >= frames.MAX_OPEN_BLOBS or len(self._open) >= MAX_UNUSED_BLOBS:
                 raise ProtocolBreach("blob: too many are open")
             blob = self._open[name] = _Blob(wire_id=self._next_id())
         if blob.complete or offset != blob.size:
@@ -47,6 +52,9 @@ class SandboxBlobs:
         if not payload and not last:
             raise ProtocolBreach("blob: an empty chunk that is not the last")
         blob.size += len(payload)
+        self._unused_bytes += len(payload)
+        if self._unused_bytes > MAX_UNUSED_BYTES:
+            raise ProtocolBreach("blob: too much that nothing names")
         if blob.size > frames.MAX_BLOB_BYTES:
             raise ProtocolBreach(f"blob: more than {frames.MAX_BLOB_BYTES} bytes")
         blob.complete = last
@@ -63,6 +71,7 @@ class SandboxBlobs:
             raise ProtocolBreach("part.blob: no complete blob of that id")
         if blob.size != size:
             raise ProtocolBreach("part.n: not the size of the blob")
+        self._unused_bytes -= size
         return pb.Content(blob_id=blob.wire_id, size_bytes=size)
 
     def own(self, data: bytes) -> tuple[pb.Content, list[pb.AttachSandboxResponse]]:

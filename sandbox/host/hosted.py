@@ -121,6 +121,8 @@ class HostedSandbox:
         if self._inbound.knows_cell(run.cell_id) or self._verdict.done():
             contents.discard([run.code, *(item.value for item in run.inputs)])
             return
+        if self._inbound.busy():
+            raise field_invalid("run_cell.cell_id", "another cell runs, or files were asked for")
         message = self._outbound.cell(run, contents)
         self._inbound.expect_cell(run.cell_id)
         self._channel.post(message)

@@ -30,6 +30,12 @@ _OUTCOMES = {
     "timed_out": pb.CELL_OUTCOME_TIMED_OUT,
     "repl_died": pb.CELL_OUTCOME_REPL_DIED,
 }
+# Stopping a cell may take the REPL with it.
+_MAY_KILL_REPL = (
+    pb.CELL_OUTCOME_REPL_DIED,
+    pb.CELL_OUTCOME_INTERRUPTED,
+    pb.CELL_OUTCOME_TIMED_OUT,
+)
 _FAILED = (pb.CELL_OUTCOME_RAISED, pb.CELL_OUTCOME_ERRORED)
 
 
@@ -94,6 +100,10 @@ class Inbound:
         """Whether the cell was given to the sandbox and has not ended."""
         cell = self._cells.get(cell_id)
         return cell is not None and not cell.done
+
+    def busy(self) -> bool:
+        """Whether a cell was given that has not ended, or files were asked for."""
+        return self._capture is not None or any(not cell.done for cell in self._cells.values())
 
     def expect_cell(self, cell_id: str) -> None:
         """The sandbox is given a cell."""
@@ -181,14 +191,15 @@ class Inbound:
         offset = fields.number("offset")
         fields.end()
         stream = cell.streams[kind]
-        if not cell.started:
-            raise ProtocolBreach("output: of a cell that has not started")
+        if cell.done:
+            raise ProtocolBreach("output: of a cell that is over")
         if offset != stream.end:
             raise ProtocolBreach("output.offset: not where the stream ended")
         if not 0 < len(payload) <= frames.OUTPUT_CHUNK_BYTES:
             raise ProtocolBreach(f"output: a chunk of {len(payload)} bytes")
         end = offset + len(payload)
-        if end - stream.credited > frames.CREDIT_WINDOW_BYTES:
+        # While any credit is left, a chunk goes out whole.
+        if offset - stream.credited >= frames.CREDIT_WINDOW_BYTES:
             raise ProtocolBreach("output: beyond its credit")
         if end > self._output_limit:
             raise ProtocolBreach("output: beyond its limit")
@@ -217,8 +228,9 @@ class Inbound:
 
     def _done(self, fields: Fields, payload: bytes) -> Received:
         cell_id, cell = self._cell(fields)
-        if not cell.started or cell.done:
-            raise ProtocolBreach("done: of a cell that does not run")
+        # A REPL may die before its cell begins, so `started` need not have come.
+        if cell.done:
+            raise ProtocolBreach("done: not for the first time")
         parts = PartReader(self._blobs, payload)
         completed = pb.CellCompleted(
             cell_id=cell_id,
@@ -227,7 +239,7 @@ class Inbound:
             background_processes=fields.number("background", _MAX_UINT32),
             state_lost=fields.flag("state_lost"),
             output_cut=fields.flag("output_cut"),
-            failure_errno=fields.number_or_none("errno", _MAX_INT32),
+            failure_errno=_errno(fields),
         )
         completed.evidence.SetInParent()
         _how_it_ended(fields, parts, completed)
@@ -251,17 +263,17 @@ class Inbound:
         fields.end()
         if capture.name is None:
             capture.name, capture.offset = name_hex, 0
-            capture.files += 1
         if name_hex != capture.name or offset != capture.offset:
             raise ProtocolBreach("file: out of order")
         if not payload and not last:
             raise ProtocolBreach("file: an empty chunk that is not the last")
         capture.offset += len(payload)
         capture.bytes += len(payload)
-        if capture.files > capture.max_files or capture.bytes > capture.max_bytes:
+        if capture.files >= capture.max_files or capture.bytes > capture.max_bytes:
             raise ProtocolBreach("file: more than was asked for")
         if last:
             capture.name = None
+            capture.files += 1
         chunks = [
             pb.FileChunk(name=name, offset=offset + at, data=piece, last=is_last)
             for piece, at, is_last in pieces(payload, last)
@@ -270,12 +282,14 @@ class Inbound:
 
     def _captured(self, fields: Fields, payload: bytes) -> Received:
         capture = self._capturing()
-        if fields.number("files") != capture.files or capture.name is not None:
+        # A file may be cut short by the end of whoever read it; it counts for nothing.
+        if fields.number("files") != capture.files:
             raise ProtocolBreach("captured.files: other files than were sent")
         done = pb.FileCaptureCompleted(file_count=capture.files)
         for item in fields.items("refused", frames.MAX_REFUSED_FILES):
             refused = Fields(item, "captured.refused")
-            name = _name(refused, refused.text("name_hex"))
+            name_hex = refused.text("name_hex")
+            name = _name(refused, name_hex) if name_hex else b""
             done.refused.add(name=name, reason=refused.text("reason"))
             refused.end()
         _end(fields, payload)
@@ -308,12 +322,18 @@ def _how_it_ended(fields: Fields, parts: PartReader, completed: pb.CellCompleted
         raise ProtocolBreach("done.failure: does not go with the outcome")
     exit_code = fields.number_or_none("exit_code", _MAX_INT32)
     signal = fields.number_or_none("signal", _MAX_SIGNAL)
-    if completed.outcome != pb.CELL_OUTCOME_REPL_DIED and (exit_code, signal) != (None, None):
+    if completed.outcome not in _MAY_KILL_REPL and (exit_code, signal) != (None, None):
         raise ProtocolBreach("done.exit_code: the REPL lives")
     if exit_code is not None:
         completed.evidence.exit_code = exit_code
     if signal is not None:
         completed.evidence.signal = signal
+
+
+def _errno(fields: Fields) -> int | None:
+    # Code may raise an OSError with any number; one that no kernel has is none.
+    number = fields.number_or_none("errno")
+    return number if number is not None and number <= _MAX_INT32 else None
 
 
 def _name(fields: Fields, name_hex: str) -> bytes:

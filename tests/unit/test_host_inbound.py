@@ -128,7 +128,7 @@ BREACHES: dict[str, tuple[dict[str, Any], bytes]] = {
     "long traceback": (done("c", outcome="raised", failure=failure(traceback="t" * 16_001)), b""),
     "failure with more": (done("c", outcome="raised", failure={**failure(), "x": ""}), b""),
     "evidence forged": ({**done("c"), "oom_kill_count": 1}, b""),
-    "errno too large": (done("c", errno=2**31), b""),
+    "errno of another type": (done("c", errno="ENOSPC"), b""),
     "file name not hexadecimal": ({**FILE, "name_hex": "zz"}, b"x"),
     "file name with spaces": ({**FILE, "name_hex": "61 62"}, b"x"),
     "file without a name": ({**FILE, "name_hex": ""}, b"x"),
@@ -206,16 +206,31 @@ def test_a_file_within_a_file_is_a_breach() -> None:
         inbound.accept(frames.Frame({**FILE, "name_hex": "62"}, b"x"))
 
 
-def test_done_comes_once_and_output_before_the_start_never() -> None:
-    inbound = fresh(READY)
-    for header in (OUTPUT, done("c")):
+def test_a_cell_ends_once_and_nothing_of_it_comes_after() -> None:
+    for header in (done("c"), STARTED, OUTPUT):
+        inbound = running()
+        inbound.accept(frames.Frame(done("c")))
         with pytest.raises(ProtocolBreach):
             inbound.accept(frames.Frame(header, b"x" if header is OUTPUT else b""))
+
+
+def test_a_repl_may_die_before_its_cell_began_and_while_it_was_stopped() -> None:
+    assert fresh(READY).accept(frames.Frame(done("c", outcome="repl_died", signal=9))).events
+    assert running().accept(frames.Frame(done("c", outcome="timed_out", signal=9))).events
+
+
+def test_an_errno_that_no_kernel_has_is_none() -> None:
+    header = done("c", outcome="raised", failure=failure(), errno=2**40)
+    completed = running().accept(frames.Frame(header)).events[0].cell_completed
+    assert not completed.HasField("failure_errno")
+
+
+def test_a_file_that_was_cut_short_counts_for_nothing() -> None:
     inbound = running()
-    inbound.accept(frames.Frame(done("c")))
-    for header in (done("c"), STARTED):
-        with pytest.raises(ProtocolBreach):
-            inbound.accept(frames.Frame(header))
+    inbound.accept(frames.Frame({**FILE, "last": False}, b"x"))
+    refused = [{"name_hex": "", "reason": "the capture was cut short"}]
+    event = inbound.accept(frames.Frame({**CAPTURED, "refused": refused})).events[0]
+    assert event.capture_completed.file_count == 0
 
 
 def test_output_beyond_its_credit_is_a_breach_and_credit_comes_by_the_mebibyte() -> None:
@@ -275,7 +290,8 @@ def test_blobs_are_few_used_once_and_of_the_size_they_say() -> None:
         inbound.accept(frames.Frame({**SAVE, "call": "k2", "content": {"blob": "b", "n": 3}}))
     inbound = running()
     for index in range(frames.MAX_OPEN_BLOBS):
-        inbound.accept(frames.Frame(blob(blob=f"b{index}"), b"x"))
+        inbound.accept(frames.Frame(blob(blob=f"done{index}"), b"x"))
+        inbound.accept(frames.Frame(blob(blob=f"b{index}", last=False), b"x"))
     with pytest.raises(ProtocolBreach):
         inbound.accept(frames.Frame(blob(blob="one_more"), b"x"))
 
