@@ -79,16 +79,16 @@ def _compile(document: Any) -> jsonschema_rs.Validator:
 
 
 def _json_depth(document: Any) -> int:
-    deepest, level = 0, [document]
-    while level:
+    """How many containers are inside one another."""
+    depth, level = 0, [document]
+    while level := [node for node in level if isinstance(node, dict | list)]:
+        depth += 1
         level = [
             child
             for node in level
-            if isinstance(node, dict | list)
             for child in (node.values() if isinstance(node, dict) else node)
         ]
-        deepest += 1
-    return deepest - 1
+    return depth
 
 
 def resolve(document: Any, pointer: str) -> Any:

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 BYTES_MAX = 64 * 1024 * 1024
-DEPTH_MAX = 100
-ELEMENTS_MAX = 2_000_000
+DEPTH_MAX = 100  # containers inside one another, in the encoded JSON
+ELEMENTS_MAX = 2_000_000  # values in the encoded JSON, containers included
 DIGITS_MAX = 4300
 ARTIFACTS_MAX = 1000
 
 _SHORT_TEXT = 1024
 _LARGE = 4 * 1024 * 1024
-# A value has at most so many separators for each element: `[key, value]` within a `$map`, say.
-_SEPARATORS_PER_ELEMENT = 6
+# A value has at most so many commas and opening brackets for each element.
+_SEPARATORS_PER_ELEMENT = 2
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _ARTIFACT_ID = re.compile(r"art_[0-9a-z]{1,120}")
 _FLOATS = frozenset({"nan", "inf", "-inf"})
@@ -61,6 +61,7 @@ def decode(data: bytes) -> Decoded:
     decoded = Decoded(encoded=parse_json(data))
     walk = _Walk(decoded, check_text=b"\\ud" in data or b"\\uD" in data)
     decoded.instance = walk.value(decoded.encoded, 0)
+    walk.finish()
     return decoded
 
 
@@ -112,24 +113,32 @@ class _Walk:
 
     def value(self, node: Any, depth: int) -> Any:
         """Checks one value inside `depth` containers; returns it as the contract sees it."""
-        self._count += 1
-        if self._count > ELEMENTS_MAX:
-            raise ValueInvalid("it has too many elements", "2,000,000 elements")
         kind = type(node)
+        if kind is list:
+            return self._items(node, depth)
+        if kind is dict:
+            if len(node) == 1 and (key := next(iter(node))).startswith("$"):
+                self._enter(depth)
+                return self._special(key, node, depth + 1)
+            return self._members(node, depth)
+        self._count += 1
         if kind is str:
             self._text(node)
-        elif kind is float:
-            if not math.isfinite(node):
-                raise ValueInvalid("a number is out of range")
-        elif kind is list or kind is dict:
-            if depth >= DEPTH_MAX:
-                raise ValueInvalid("it is nested too deeply", "depth 100")
-            if kind is list:
-                return self._items(node, depth + 1)
-            if len(node) == 1 and (key := next(iter(node))).startswith("$"):
-                return self._special(key, node, depth)
-            return self._members(node, depth + 1)
+        elif kind is float and not math.isfinite(node):
+            raise ValueInvalid("a number is out of range")
         return node
+
+    def finish(self) -> None:
+        """Checks the number of elements of the whole value."""
+        if self._count > ELEMENTS_MAX:
+            raise ValueInvalid("it has too many elements", "2,000,000 elements")
+
+    def _enter(self, depth: int) -> None:
+        """Counts one container, and with it all scalars since the last one."""
+        if depth >= DEPTH_MAX:
+            raise ValueInvalid("it is nested too deeply", "depth 100")
+        self._count += 1
+        self.finish()
 
     def _text(self, text: str) -> None:
         if self._check_text and not text.isascii():
@@ -139,52 +148,54 @@ class _Walk:
                 raise ValueInvalid("a text has a lone surrogate") from error
 
     def _items(self, node: list[Any], depth: int) -> list[Any]:
+        self._enter(depth)
         changed: list[Any] | None = None
         for index, item in enumerate(node):
-            seen = self.value(item, depth)
+            seen = self.value(item, depth + 1)
             if seen is not item:
                 changed = changed or list(node)
                 changed[index] = seen
         return node if changed is None else changed
 
     def _members(self, node: dict[str, Any], depth: int) -> dict[str, Any]:
+        self._enter(depth)
         changed: dict[str, Any] | None = None
         for key, item in node.items():
             self._text(key)
-            seen = self.value(item, depth)
+            seen = self.value(item, depth + 1)
             if seen is not item:
                 changed = changed or dict(node)
                 changed[key] = seen
         return node if changed is None else changed
 
     def _special(self, key: str, node: dict[str, Any], depth: int) -> Any:
-        """Checks an object with one `$`-key."""
+        """Checks an object with one `$`-key; its body is inside `depth` containers."""
         body = node[key]
         match key:
             case "$tuple" | "$set" | "$frozenset":
                 _demand(isinstance(body, list), key)
-                seen: Any = self._items(body, depth + 1)
+                seen: Any = self._items(body, depth)
             case "$map":
-                seen = self._map(body, depth + 1)
+                seen = self._map(body, depth)
             case "$dict":
                 _demand(isinstance(body, dict) and len(body) == 1, key)
                 _demand(next(iter(body)).startswith("$"), key)
-                seen = self._members(body, depth + 1)
+                seen = self._members(body, depth)
             case "$object":
-                return self._object(body, depth + 1)
+                return self._object(body, depth)
             case "$enum":
                 _demand(_has_keys(body, {"class", "name", "value"}), key)
                 _demand(_is_text(body["class"]) and _is_text(body["name"]), key)
                 return self.value(body["value"], depth + 1)
             case "$dataframe":
-                seen = self._dataframe(body, depth + 1)
+                seen = self._dataframe(body, depth)
             case "$artifact":
                 _demand(isinstance(body, str) and bool(_ARTIFACT_ID.fullmatch(body)), key)
                 self._note_artifact(body)
                 return node
             case "$tool":
                 self._decoded.has_tool = True
-                return {key: self.value(body, depth + 1)}
+                return {key: self.value(body, depth)}
             case _:
                 _demand(key in _PLAIN and _PLAIN[key](body), key)
                 self._texts_of(body)
@@ -208,14 +219,15 @@ class _Walk:
         # A field like `$tuple` would let an object pass for what it is not.
         _demand(isinstance(fields, dict), "$object")
         _demand(not any(name.startswith("$") for name in fields), "$object")
-        return self._members(fields, depth)
+        return self._members(fields, depth + 1)
 
     def _map(self, body: Any, depth: int) -> Any:
         _demand(isinstance(body, list), "$map")
+        self._enter(depth)
         changed: list[Any] | None = None
         for index, pair in enumerate(body):
             _demand(isinstance(pair, list) and len(pair) == 2, "$map")
-            seen = self._items(pair, depth)
+            seen = self._items(pair, depth + 1)
             if seen is not pair:
                 changed = changed or list(body)
                 changed[index] = seen

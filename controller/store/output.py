@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -39,8 +40,10 @@ class _Stream:
     """What is known of one stream. `accepted` is ahead of `written` while a write is under way."""
 
     path: Path
-    accepted: int
-    written: int
+    accepted: int = -1  # not yet known
+    written: int = 0
+    # Held while the size is read for the first time: calls go on in the order in which they came.
+    loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     pending: list[bytes] = field(default_factory=list)
     writing: bool = False
     users: int = 0  # calls under way; a stream in use is not forgotten
@@ -172,13 +175,14 @@ class DirectoryOutputLog:
         key = (tenant_id, invocation_id, stream)
         known = self._streams.get(key)
         if known is None:
-            path = self._path(key)
-            size = await self._threads.run(lambda: _size(path))
-            # Another call may have come first while the size was read.
-            known = self._streams.setdefault(key, _Stream(path=path, accepted=size, written=size))
+            known = self._streams[key] = _Stream(path=self._path(key))
         self._streams.move_to_end(key)
         known.users += 1
         try:
+            async with known.loading:
+                if known.accepted < 0:
+                    size = await self._threads.run(functools.partial(_size, known.path))
+                    known.accepted = known.written = size
             yield known
         finally:
             known.users -= 1
