@@ -1,9 +1,9 @@
 """The bubblewrap driver: namespaces, a system call filter, cgroups where the host may write them.
 
 Called by `sandbox.host` through `sandbox.drivers.make`; calls bwrap and the modules beside it:
-`selfcheck` and `interpreter` (what this machine has), `layout` (what a sandbox sees), `users` (its
-uids), `cgroups`, `scope` and `rlimits` (its limits), `arguments` and `launch` (how it starts),
-`container` (how it ends).
+`selfcheck`, `interpreter` and `trial` (what this machine has), `layout` (what a sandbox sees),
+`users` (its uids), `cgroups`, `scope` and `rlimits` (its limits), `arguments` and `launch` (how it
+starts), `container` (how it ends).
 
 Everything that can be found out once is found out in `prepare`; `create` makes a cgroup, takes two
 uids and starts one process.
@@ -13,12 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import resource
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.drivers import (
@@ -31,6 +28,7 @@ from sandbox.drivers import (
     rlimits,
     scope,
     selfcheck,
+    trial,
 )
 from sandbox.drivers.container import BubblewrapContainer, processes_of
 from sandbox.drivers.driver import (
@@ -47,26 +45,7 @@ from sandbox.drivers.users import Slot, Users
 
 _SHARED = Path("/var/lib/hutch")
 _READY_NAMESPACES = 8
-_TRIAL_SECONDS = 30
 _LEFTOVER_SECONDS = 10.0
-_TRIAL = "import sys; print('python', *sys.version_info[:2])"
-_TRIAL_LIMITS = Limits(
-    memory_limit_bytes=1 << 29,
-    pids_limit=64,
-    cpu_limit_millis=1000,
-    tmpfs_limit_bytes=1 << 20,
-    open_files_limit=256,
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A program to be run as a sandbox is, for benchmarks and trials; close it after use."""
-
-    argv: list[str]
-    pass_fds: tuple[int, ...]
-    slot: Slot | None
-    filter_descriptor: int
 
 
 class BubblewrapDriver:
@@ -125,6 +104,9 @@ class BubblewrapDriver:
             return self._unusable(problem)
         if self._hierarchy is None and not self._root_host:
             self._scopes = scope.find(self._cgroup_root)
+        if self._root_host:
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            self._folder.parent.chmod(0o755)  # whatever the umask: other uids pass through it
         files = layout.build(self._folder)
         files.archive.touch(mode=0o644)  # for the trial; the archive is built by what it chooses
         if self._users is not None:
@@ -134,7 +116,7 @@ class BubblewrapDriver:
                 return self._unusable(selfcheck.explain(str(error), bwrap))
             if interpreter.obstacle(bwrap, self._users.first_uid):
                 bwrap = layout.copy_wheel_binary(bwrap, self._folder)
-        self._machine, problem = self._choose(bwrap, files)
+        self._machine, problem = trial.choose(bwrap, files, self._users, self._mark)
         if self._machine is None:
             return self._unusable(problem)
         self._build_archive(self._machine)
@@ -155,59 +137,7 @@ class BubblewrapDriver:
             problem=problem,
         )
 
-    def _choose(self, bwrap: Path, files: layout.Layout) -> tuple[arguments.Machine | None, str]:
-        """Tries each interpreter in a real sandbox and takes the first that runs there."""
-        problems: list[str] = []
-        uid = self._users.first_uid if self._users is not None else None
-        for found in interpreter.candidates(uid):
-            if found.problem:
-                problems.append(f"{found.executable}: {found.problem}")
-                continue
-            machine = arguments.Machine(
-                bwrap=bwrap,
-                interpreter=found,
-                layout=files,
-                mark=self._mark,
-                system=arguments.system_folders(),
-            )
-            output, ran = self._run(machine, ["-I", "-S", "-c", _TRIAL])
-            version = tuple(int(word) for word in re.findall(r"\d+", output)[:2]) if ran else ()
-            if version >= interpreter.OLDEST:
-                return machine, ""
-            if ran:
-                problems.append(f"{found.executable} is {output.strip()}; 3.9 or newer is needed")
-            else:
-                explained = selfcheck.explain(output, bwrap)
-                problems.append(f"{found.executable}: {explained}")
-        mend = (
-            "Install Python 3.9 or newer as /usr/bin/python3, or run the host with an interpreter "
-            "that the sandbox's uid can read"
-        )
-        return None, f"No Python runs in a sandbox: {'; '.join(problems)}. {mend}."
-
-    def _run(self, machine: arguments.Machine, words: Sequence[str]) -> tuple[str, bool]:
-        """Runs the interpreter in a sandbox without user code: its output, and if it exited 0."""
-        command = self._command(machine, [str(machine.interpreter.executable), *words])
-        try:
-            done = subprocess.run(
-                command.argv,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_TRIAL_SECONDS,
-                check=False,
-                env={},
-                cwd="/",
-                pass_fds=command.pass_fds,
-                start_new_session=True,
-            )
-        except subprocess.TimeoutExpired:
-            return f"it did not end within {_TRIAL_SECONDS} s", False
-        finally:
-            self.release(command)
-        return (done.stdout if done.returncode == 0 else done.stderr), done.returncode == 0
-
-    def command(self, program: Sequence[str]) -> Command:
+    def command(self, program: Sequence[str]) -> trial.Command:
         """The command line that runs a program as a sandbox's supervisor is run, without a cgroup:
         what a cold start is compared with. Give it to `release` when it has ended.
 
@@ -216,32 +146,11 @@ class BubblewrapDriver:
         """
         if self._machine is None:
             raise StartFailed("the bubblewrap driver is not prepared")
-        return self._command(self._machine, program)
+        return trial.command(self._machine, self._users, program)
 
-    def release(self, command: Command) -> None:
+    def release(self, command: trial.Command) -> None:
         """Frees what `command` took."""
-        os.close(command.filter_descriptor)
-        if command.slot is not None and self._users is not None:
-            self._users.give_back(command.slot)
-
-    def _command(self, machine: arguments.Machine, program: Sequence[str]) -> Command:
-        slot = self._users.take() if self._users is not None else None
-        descriptor = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
-        argv = arguments.build(
-            machine,
-            sandbox_id="trial",
-            cpus=1,
-            tmpfs=_TRIAL_LIMITS.tmpfs_limit_bytes,
-            user_namespace=slot.user_namespace if slot else None,
-            seccomp=descriptor,
-        )
-        wrapped = launch.wrap(
-            [*argv, *program],
-            open_files=_TRIAL_LIMITS.open_files_limit,
-            uid=slot.uid if slot else None,
-        )
-        fds = (descriptor, slot.user_namespace) if slot else (descriptor,)
-        return Command(argv=wrapped, pass_fds=fds, slot=slot, filter_descriptor=descriptor)
+        trial.release(command, self._users)
 
     def _build_archive(self, machine: arguments.Machine) -> None:
         target = machine.layout.archive
@@ -311,11 +220,7 @@ class BubblewrapDriver:
         check_name(sandbox_id)
         if sandbox_id in self._containers:
             raise StartFailed(f"sandbox {sandbox_id} exists")
-        if limits.open_files_limit > (most := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) >= 0:
-            raise StartFailed(
-                f"open_files_limit is {limits.open_files_limit}; this host may give at most {most}:"
-                " raise its own hard limit (ulimit -Hn, or LimitNOFILE of its systemd unit)"
-            )
+        rlimits.check_files(limits)
         charged = self._hierarchy is not None or self._scopes is not None
         try:
             tmpfs = arguments.tmpfs_bytes(limits, charged=charged)
@@ -372,7 +277,7 @@ class BubblewrapDriver:
             line = launch.wrap(
                 argv,
                 join=group.join_files() if group else (),
-                open_files=limits.open_files_limit,
+                open_files=rlimits.supervisor_files(limits),
                 address_space_bytes=None if held else rlimits.address_space_bytes(limits),
                 uid=slot.uid if slot else None,
             )
@@ -426,7 +331,7 @@ class BubblewrapDriver:
         found = set(self._containers)
         if self._hierarchy is not None:
             found |= self._hierarchy.sandbox_ids()
-        found |= set(processes_of(self._mark).values()) - {"trial"}
+        found |= set(processes_of(self._mark).values()) - {trial.NAME}
         return sorted(found)
 
     async def close(self) -> None:

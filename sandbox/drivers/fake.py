@@ -191,6 +191,7 @@ class FakeDriver:
         if self._archive is None:
             raise StartFailed("the fake driver was not prepared")
         check_name(request.sandbox_id)
+        rlimits.check_files(request.limits)
         if request.sandbox_id in self._containers:
             raise StartFailed(f"sandbox {request.sandbox_id} exists")
         folder = self._root / request.sandbox_id
@@ -199,13 +200,10 @@ class FakeDriver:
         runtime = folder / "runtime.pyz"
         runtime.symlink_to(self._archive)
         limits = request.limits
-        argv = [self._python, "-I", "-S", str(runtime), "--open-files"]
+        argv = [self._python, "-I", "-S", str(runtime), "--workspace", str(workspace)]
+        argv += ["--open-files", str(limits.open_files_limit)]
         try:
-            child = spawn(
-                [*argv, str(limits.open_files_limit)],
-                env=_environment(workspace),
-                cwd=str(workspace),
-            )
+            child = spawn(argv, env=_environment(workspace), cwd=str(workspace))
         except StartFailed:
             shutil.rmtree(folder, ignore_errors=True)
             raise

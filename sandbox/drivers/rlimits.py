@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # RLIMIT_AS counts mapped addresses, not touched pages: an interpreter maps some 20 MiB of libraries
 # and locale data before it runs anything, so the address space gets this much on top of the limit.
 _ADDRESS_SPACE_SLACK_BYTES = 64 * 1024 * 1024
+# The supervisor holds channels of the REPL and of its output; it gives its child the exact limit.
+_SUPERVISOR_FILES = 64
 _GATE_SECONDS = 30.0
 _PER_NAMESPACE_SINCE = (5, 14)  # Linux: RLIMIT_NPROC is counted for each user namespace
 
@@ -35,6 +37,26 @@ def address_space_bytes(limits: Limits) -> int:
     return limits.memory_limit_bytes + _ADDRESS_SPACE_SLACK_BYTES
 
 
+def supervisor_files(limits: Limits) -> int:
+    """RLIMIT_NOFILE for a supervisor."""
+    return limits.open_files_limit + _SUPERVISOR_FILES
+
+
+def check_files(limits: Limits) -> None:
+    """Refuses more open files than this host may give.
+
+    Raises:
+        StartFailed: It may not; the text names the mend.
+    """
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < supervisor_files(limits):
+        raise StartFailed(
+            f"open_files_limit is {limits.open_files_limit}; this host may give at most "
+            f"{most - _SUPERVISOR_FILES}: raise its own hard limit (ulimit -Hn, or LimitNOFILE of "
+            "its systemd unit)"
+        )
+
+
 def memory(pid: int, limits: Limits) -> Enforcement:
     """Bounds the address space of a process and of what it starts from now on."""
     size = address_space_bytes(limits)
@@ -43,8 +65,8 @@ def memory(pid: int, limits: Limits) -> Enforcement:
 
 
 def open_files(pid: int, limits: Limits) -> Enforcement:
-    """Bounds the open files of a process and of what it starts from now on."""
-    number = limits.open_files_limit
+    """Bounds the open files of a supervisor and of what it starts from now on."""
+    number = supervisor_files(limits)
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (number, number))
     return Enforcement(limit="open_files", level=Level.PROCESS, mechanism="RLIMIT_NOFILE")
 
