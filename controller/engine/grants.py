@@ -6,7 +6,7 @@ for more is refused with every excess named, and nothing is started.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 
 from controller.config import Limit, Limits
@@ -116,40 +116,12 @@ def for_child(
             excess.append(f"{name}={asked} (the parent has {bound})")
         return asked
 
-    spawn = SpawnGrant(
-        **{
-            item.name: within(
-                item.name,
-                getattr(spec.spawn, item.name),
-                getattr(parent.spawn, item.name),
-                getattr(parent.spawn, item.name),
-            )
-            for item in fields(SpawnRequest)
-        }
-    )
-    resources = Resources(
-        **{
-            item.name: within(
-                item.name,
-                getattr(spec.resources, item.name),
-                getattr(parent.resources, item.name),
-                getattr(limits, item.name).default,
-            )
-            for item in fields(ResourceRequest)
-        }
-    )
-    view = within(
-        "output_view_bytes",
-        spec.output_view_bytes,
-        limits.output_view_bytes.maximum,
-        parent.output_view_bytes,
-    )
-    output = within(
-        "output_limit_bytes",
-        spec.output_limit_bytes,
-        parent.output_limit_bytes,
-        parent.output_limit_bytes,
-    )
+    spawn = _child_spawn(spec.spawn, parent.spawn, within)
+    resources = _child_resources(spec.resources, parent.resources, limits, within)
+    views = limits.output_view_bytes.maximum
+    view = within("output_view_bytes", spec.output_view_bytes, views, parent.output_view_bytes)
+    bound = parent.output_limit_bytes
+    output = within("output_limit_bytes", spec.output_limit_bytes, bound, bound)
     if spec.driver and spec.driver != parent.driver:
         excess.append(f"driver={spec.driver!r} (the parent has {parent.driver or 'the default'!r})")
     if spec.timeout_seconds is not None and spec.timeout_seconds <= 0:
@@ -173,6 +145,31 @@ def for_child(
         artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
         output_view_bytes=view,
         output_limit_bytes=output,
+    )
+
+
+Within = Callable[[str, int | None, int, int], int]
+
+
+def _child_spawn(asked: SpawnRequest, parent: SpawnGrant, within: Within) -> SpawnGrant:
+    names = [item.name for item in fields(SpawnRequest)]
+    bounds = {name: getattr(parent, name) for name in names}
+    return SpawnGrant(
+        **{name: within(name, getattr(asked, name), bounds[name], bounds[name]) for name in names}
+    )
+
+
+def _child_resources(
+    asked: ResourceRequest, parent: Resources, limits: Limits, within: Within
+) -> Resources:
+    names = [item.name for item in fields(ResourceRequest)]
+    return Resources(
+        **{
+            name: within(
+                name, getattr(asked, name), getattr(parent, name), getattr(limits, name).default
+            )
+            for name in names
+        }
     )
 
 
