@@ -228,10 +228,6 @@ class _Layout:
     blobs: list[tuple[str, Source]]
 
     def message(self, header: dict[str, object], field: str) -> Message:
-        if len(self.blobs) > frames.MAX_OPEN_BLOBS:
-            raise payload_too_large(
-                f"{field}: more than {frames.MAX_OPEN_BLOBS} contents beside it", INLINE_BYTES
-            )
         size = sum(source.size for source in self.inline)
         size += sum(source.size for _, source in self.blobs)
         try:
