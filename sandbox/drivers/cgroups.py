@@ -245,6 +245,8 @@ def _find_v1(owner: str, root: Path) -> tuple[Hierarchy | None, str]:
 def _find_v2(owner: str, root: Path) -> tuple[Hierarchy | None, str]:
     folder = root / owner_name(owner)
     offered = set(_text(root / "cgroup.controllers").split()) & set(_CONTROLLERS)
+    if not {"memory", "pids"} <= offered:
+        return None, f"{root} does not offer the memory and pids controllers"
     try:
         missing = offered - set(_text(root / "cgroup.subtree_control").split())
         if missing:
@@ -255,9 +257,6 @@ def _find_v2(owner: str, root: Path) -> tuple[Hierarchy | None, str]:
         with contextlib.suppress(OSError):
             folder.rmdir()
         return None, f"this host may not make cgroups below {root} ({error.strerror})"
-    if not {"memory", "pids"} <= offered:
-        folder.rmdir()
-        return None, f"{root} does not offer the memory and pids controllers"
     return Hierarchy(version=2, parents=dict.fromkeys(sorted(offered), folder)), ""
 
 

@@ -78,7 +78,7 @@ class Users:
             for index in reversed(range(SLOTS))
             if not {self._uid(index), self._uid(index) + 1} & living
         ]
-        for index in self._free[-ready:]:
+        for index in self._free[len(self._free) - ready :]:
             self._namespaces[index] = make_user_namespace(self._uid(index))
 
     def take(self) -> Slot:
