@@ -24,7 +24,7 @@ import sqlalchemy
 from sqlalchemy.dialects import sqlite
 
 from controller.store import schema
-from controller.store.files import FileThreads, sync_folders, write_all
+from controller.store.files import FileThreads, make_folders, sync_folders, write_all
 from controller.store.ports import (
     CHUNK_BYTES,
     REFUSALS_MAX,
@@ -163,7 +163,8 @@ class DirectoryArtifactStore:
         """Makes the folders and removes what an earlier controller had staged."""
 
         def work() -> None:
-            self._staging.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_folders(self._root, self._root)
+            make_folders(self._staging, self._root)
             for entry in os.scandir(self._staging):
                 os.unlink(entry.path)
 
@@ -210,7 +211,7 @@ class DirectoryArtifactStore:
         return standing
 
     def _place(self, staged: Path, target: Path) -> None:
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(target.parent, self._root)
         if not target.exists():
             os.rename(staged, target)
         # The folder's own entry above it is new once only.

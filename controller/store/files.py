@@ -57,6 +57,13 @@ class FileThreads:
         await asyncio.to_thread(self._pool.shutdown)
 
 
+def make_folders(folder: Path, top: Path) -> None:
+    """Makes a folder below `top`, and those on the way, for their owner only."""
+    if folder != top and not folder.exists():
+        make_folders(folder.parent, top)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 def sync_folder(folder: Path) -> None:
     """Makes the entries of a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from controller.store.database import translate_os
-from controller.store.files import FileThreads, sync_folders, write_all
+from controller.store.files import FileThreads, make_folders, sync_folders, write_all
 from controller.store.ports import (
     STREAMS,
     OutputGap,
@@ -149,7 +149,7 @@ class DirectoryOutputLog:
         known.pending.clear()
         known.writing = True
         # No task owns the write, so that cancelling one call harms no other.
-        future = self._threads.start(lambda: _write(known.path, data, place))
+        future = self._threads.start(lambda: _write(known.path, self._root, data, place))
         future.add_done_callback(lambda done: self._wrote(known, len(data), done))
 
     def _wrote(
@@ -236,12 +236,12 @@ def _read(path: Path, offset: int, count: int) -> bytes:
         os.close(descriptor)
 
 
-def _write(path: Path, data: bytes, offset: int) -> tuple[int, OSError | None]:
+def _write(path: Path, root: Path, data: bytes, offset: int) -> tuple[int, OSError | None]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileNotFoundError:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folders(path.parent, root)
         descriptor = os.open(path, flags, 0o600)
     try:
         return write_all(descriptor, data, offset)

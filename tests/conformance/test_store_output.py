@@ -79,8 +79,7 @@ async def test_cancelling_one_append_harms_no_other(outputs: OutputLog) -> None:
 
 async def test_a_follower_hears_of_more_and_of_the_end(outputs: OutputLog) -> None:
     follower = asyncio.create_task(outputs.changed(TENANT, INV, "stdout", 0))
-    while not follower.done():
-        await outputs.append(TENANT, INV, "stdout", 0, b"abc")
+    await outputs.append(TENANT, INV, "stdout", 0, b"abc")
     assert await follower == 3
     assert await outputs.changed(TENANT, INV, "stdout", 2) == 3  # at once
     follower = asyncio.create_task(outputs.changed(TENANT, INV, "stdout", 3))
