@@ -12,6 +12,7 @@ uids and starts one process.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -234,7 +235,8 @@ class BubblewrapDriver:
             container = self._start(machine, request, tmpfs, slot, group)
         except (OSError, StartFailed) as error:
             if group is not None:
-                group.remove()
+                with contextlib.suppress(OSError):  # the first error is the one to tell
+                    group.remove()
             if slot is not None and self._users is not None:
                 self._users.give_back(slot)
             raise StartFailed(f"cannot start sandbox {sandbox_id}: {error}") from error

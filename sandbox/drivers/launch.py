@@ -35,7 +35,7 @@ def wrap(
         uid: The uid and gid to become, without supplementary groups and capabilities.
     """
     steps = [f"echo 0 >{shlex.quote(str(path))}" for path in join]
-    steps += ["ulimit -c 0", f"ulimit -n {open_files}"]
+    steps += ["umask 022", "ulimit -c 0", f"ulimit -n {open_files}"]
     if address_space_bytes is not None:
         steps.append(f"ulimit -v {address_space_bytes // 1024}")
     steps.append('exec "$@"')

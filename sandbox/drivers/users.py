@@ -66,6 +66,12 @@ class Users:
         Raises:
             StartFailed: No block is free, or no user namespace can be made.
         """
+        last = FIRST_UID + BLOCKS * SLOTS * 2
+        if not _are_mapped(FIRST_UID, last):
+            raise StartFailed(
+                f"this host is root in a user namespace that lacks the uids {FIRST_UID} to {last}: "
+                "run it as an ordinary user, or give its container these subordinate uids"
+            )
         self._locks.mkdir(mode=0o755, parents=True, exist_ok=True)
         for block in range(BLOCKS):
             if self._try_lock(block):
@@ -132,6 +138,14 @@ class Users:
             return False
         self._lock, self._path, self._block = descriptor, path, block
         return True
+
+
+def _are_mapped(first: int, last: int) -> bool:
+    for line in procfs.read(os.getpid(), "uid_map").splitlines():
+        inside, _, length = (int(word) for word in line.split())
+        if inside <= first and last <= inside + length:
+            return True
+    return False
 
 
 def _living_uids() -> set[int]:

@@ -1,6 +1,6 @@
 """Compiles the policy into one filter for each architecture: `python -m ...compile [--check]`.
 
-Called by `make seccomp` and `make check`; calls the policy, the numbers and the assembler. It
+Called by whoever changes the policy, and checked by a test; calls the policy, the numbers and the assembler. It
 writes `compiled.py` beside it, which is checked in, so that a host needs no compiler and a change
 of the policy is seen in review.
 """
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
     if arguments == ["--check"]:
         if target.is_file() and target.read_text(encoding="ascii") == text:
             return 0
-        sys.stderr.write(f"{target} is not what the policy compiles to: run make seccomp\n")
+        sys.stderr.write(f"{target} is not what the policy compiles to: run this without --check\n")
         return 1
     if arguments:
         sys.stderr.write("usage: python -m sandbox.drivers.seccomp.compile [--check]\n")
