@@ -329,7 +329,7 @@ class Controller:
             return
         while True:
             self._changed.clear()
-            busy = self._sessions.count or self._sessions.waiting or self._loop.state.trees
+            busy = self._sessions.count or self._loop.state.trees
             try:
                 async with asyncio.timeout(None if busy else seconds):
                     await self._changed.wait()

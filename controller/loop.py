@@ -150,7 +150,14 @@ class Loop:
         """
         if self.failed.done():
             raise Refused(Reason.STORE_UNAVAILABLE, "the journal has failed")
-        records = decide(self.state, event, self._now_us(), self._config)
+        try:
+            records = decide(self.state, event, self._now_us(), self._config)
+        except Refused:
+            raise
+        except Exception as problem:  # the state may be ahead of what will ever be journalled
+            log.critical("decision_failed", event_kind=type(event).__name__, exc_info=problem)
+            self.failed.set_exception(problem)
+            raise
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         pending = _Pending(append=None, commands=[], trees=(), ended=(), done=done)
         if records:

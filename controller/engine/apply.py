@@ -5,6 +5,8 @@ Called by `controller.loop` for every record, and at recovery for those of the l
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core.errors import invariant
 from controller.core.ids import InvocationId
 from controller.core.model import State
@@ -39,6 +41,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.driver = record.driver
         case rec.CellRecorded():
             node.cell_outcome = record.outcome
+            node.cell_evidence = record.evidence
             node.stdout_bytes = record.stdout_bytes
             node.stderr_bytes = record.stderr_bytes
             node.checking = record.value if record.check else None
@@ -60,6 +63,8 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
         case rec.SandboxRemoved():
             node.slot = None
             node.capturing = False
+            if node.ending is not None and node.ending.evidence is None:
+                node.ending = replace(node.ending, evidence=record.evidence)
         case rec.AttemptAbandoned():
             _abandoned(state, node, record)
         case rec.TreeEnded():
@@ -122,7 +127,12 @@ def _waits(parent: Node, child: Node) -> None:
 
 def _slot_granted(state: EngineState, node: Node, record: rec.SlotGranted) -> None:
     invariant(node.slot is None, f"{node.invocation_id} has a slot already")
-    node.slot = Slot(host_id=record.host_id, level=node.level, borrowed=record.borrowed)
+    node.slot = Slot(
+        host_id=record.host_id,
+        host_generation=record.host_generation,
+        level=node.level,
+        borrowed=record.borrowed,
+    )
     node.attempt = record.attempt
     node.state = State.STARTING
     state.trees[node.tree_id].reserved = True
@@ -152,6 +162,7 @@ def _abandoned(state: EngineState, node: Node, record: rec.AttemptAbandoned) -> 
     node.slot = None
     node.state = State.QUEUED
     node.cell_outcome = None
+    node.cell_evidence = None
     node.checking = None
     node.calls.clear()
     node.waiting_calls = 0

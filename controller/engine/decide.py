@@ -7,8 +7,10 @@ records it settles the tree (ends descendants, finishes what can finish) and giv
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.config import ControllerConfig
-from controller.core.errors import Reason
+from controller.core.errors import Reason, Refused, invariant
 from controller.core.ids import CallId, InvocationId, SandboxId
 from controller.core.model import (
     Cause,
@@ -38,6 +40,28 @@ def decide(
         Refused: the request cannot be granted; nothing has changed.
     """
     draft = Draft(state=state, now_us=now_us, config=config)
+    try:
+        _dispatch(draft, event)
+    except Refused:
+        invariant(not draft.records, "a refusal came after a record")
+        raise
+    settle(draft)
+    for grant in schedule(state):
+        node = state.nodes[grant.invocation_id]
+        draft.add(
+            rec.SlotGranted(
+                invocation_id=node.invocation_id,
+                attempt=node.attempt + 1,
+                host_id=grant.host_id,
+                borrowed=grant.borrowed,
+                host_generation=state.hosts[grant.host_id].host_generation,
+            )
+        )
+    return draft.records
+
+
+def _dispatch(draft: Draft, event: ev.Event) -> None:
+    state = draft.state
     match event:
         case ev.InvocationRequested():
             spawning.root(draft, event)
@@ -71,18 +95,6 @@ def decide(
             _host_joined(draft, event)
         case ev.HostLost():
             _host_lost(draft, event)
-    settle(draft)
-    for grant in schedule(state):
-        node = state.nodes[grant.invocation_id]
-        draft.add(
-            rec.SlotGranted(
-                invocation_id=node.invocation_id,
-                attempt=node.attempt + 1,
-                host_id=grant.host_id,
-                borrowed=grant.borrowed,
-            )
-        )
-    return draft.records
 
 
 def _current(draft: Draft, invocation_id: InvocationId, sandbox_id: SandboxId) -> Node | None:
@@ -188,9 +200,11 @@ def _contract_checked(draft: Draft, event: ev.ContractChecked) -> None:
         )
     )
     if accepted:
-        decide_ending(draft, node, Ending(kind=EndingKind.RETURNED), value=value)
+        returned = Ending(kind=EndingKind.RETURNED, evidence=node.cell_evidence)
+        decide_ending(draft, node, returned, value=value)
     else:
-        decide_ending(draft, node, of_mismatch(event, foreign))
+        missed = replace(of_mismatch(event, foreign), evidence=node.cell_evidence)
+        decide_ending(draft, node, missed)
 
 
 def _files_captured(draft: Draft, event: ev.FilesCaptured) -> None:
@@ -281,8 +295,9 @@ def _host_joined(draft: Draft, event: ev.HostJoined) -> None:
         slot = node.slot
         if slot is None or slot.host_id != event.host_id or node.sandbox_id in known:
             continue
-        if node.state is State.STARTING and node.ending is None:
-            continue  # it is started (again) by the same id
+        same = slot.host_generation == event.host_generation
+        if same and node.state is State.STARTING and node.ending is None:
+            continue  # the host has never heard of it, so it can be started by the same id
         _lost_with_host(draft, node, "the host restarted and its sandboxes ended with it")
     _drop_excess(draft)
 

@@ -62,6 +62,7 @@ class SlotGranted:
     attempt: int
     host_id: HostId
     borrowed: bool
+    host_generation: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,7 @@ from controller.core.model import (
     CellOutcome,
     Ending,
     Enforcement,
+    Evidence,
     Granted,
     InvocationSpec,
     State,
@@ -40,6 +41,7 @@ class Slot:
     """The capacity that one attempt holds."""
 
     host_id: HostId
+    host_generation: int
     level: int
     borrowed: bool
 
@@ -82,6 +84,7 @@ class Node:
     enforcement: tuple[Enforcement, ...] = ()
     driver: str = ""
     cell_outcome: CellOutcome | None = None
+    cell_evidence: Evidence | None = None
     checking: Value | None = None
     ending: Ending | None = None
     value: Value | None = None

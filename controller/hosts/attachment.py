@@ -64,6 +64,7 @@ class Attachment:
         self._idle = asyncio.Event()  # all that was due has been written
         self._sequence = 0  # the last event handled
         self._acks: deque[tuple[int, asyncio.Future[None] | None]] = deque()
+        self._held: dict[str, asyncio.Future[None]] = {}
         self._acked = 0
         self._ack_due = 0
         self._output_since_ack = 0
@@ -161,7 +162,7 @@ class Attachment:
         """
         self._stream = stream
         self._queue.clear()
-        self._acked = self._sequence
+        self._acked = 0
         attach.after_sequence = self._sequence
         attach.spec.CopyFrom(self._spec())
         self._queue.append(lambda: self._send(hs.AttachSandboxRequest(attach=attach)))
@@ -214,17 +215,45 @@ class Attachment:
             if not response.sequence:
                 continue
             self._sequence = response.sequence
+            kind = response.WhichOneof("event")
+            if kind == "blob":
+                done = self._hold(response.blob.blob_id)
+            elif kind == "file":
+                done = self._hold("")
+            else:
+                self._release(done, files=kind == "capture_completed")
             self._acks.append((response.sequence, done))
             if done is not None:
                 done.add_done_callback(lambda _: self._acknowledge())
-            self._acknowledge(urgent=response.WhichOneof("event") != "output")
-            if response.WhichOneof("event") == "gone":
+            self._acknowledge(urgent=kind != "output")
+            if kind == "gone":
                 if done is not None:
                     await done
                 self._acknowledge()
                 await self._idle.wait()
                 self.gone.set()
                 return
+
+    def _hold(self, blob_id: str) -> asyncio.Future[None]:
+        """Keeps the host from forgetting bytes whose use is not durable yet."""
+        if blob_id not in self._held:
+            self._held[blob_id] = asyncio.get_running_loop().create_future()
+        return self._held[blob_id]
+
+    def _release(self, done: asyncio.Future[None] | None, *, files: bool) -> None:
+        """Lets go of the bytes that an event used, once what followed from it is durable."""
+        names = self._blobs.taken() + ([""] if files else [])
+        held = [self._held.pop(name) for name in names if name in self._held]
+
+        def let_go(_: object = None) -> None:
+            for future in held:
+                if not future.done():
+                    future.set_result(None)
+
+        if done is None:
+            let_go()
+        else:
+            done.add_done_callback(let_go)
 
     def _acknowledge(self, *, urgent: bool = True) -> None:
         while self._acks and (self._acks[0][1] is None or self._acks[0][1].done()):

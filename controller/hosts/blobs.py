@@ -49,6 +49,7 @@ class InboundBlobs:
         self._services = services
         self._tenant_id = tenant_id
         self._blobs: dict[str, _Blob] = {}
+        self._taken: list[str] = []
 
     async def add(self, chunk: hs.BlobChunk) -> None:
         """Takes one chunk.
@@ -93,9 +94,22 @@ class InboundBlobs:
         blob = self._blobs.pop(blob_id, None)
         if blob is None or not blob.whole:
             raise BlobRefused("a content names a blob that is not there")
+        self._taken.append(blob_id)
         if blob.problem is not None:
             raise blob.problem
         return blob
+
+    def taken(self) -> list[str]:
+        """The blobs that were used since the last call."""
+        taken, self._taken = self._taken, []
+        return taken
+
+    async def discard(self, content: hs.Content) -> None:
+        """Uses a content up without looking at it."""
+        if content.WhichOneof("body") == "blob_id":
+            blob = self._take(content.blob_id)
+            if blob.staged is not None:
+                await blob.staged.abort()
 
     async def small(self, content: hs.Content, limit: int) -> bytes:
         """The bytes of a content that must fit into memory.

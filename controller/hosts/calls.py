@@ -18,7 +18,6 @@ from controller.core.ids import (
     CellId,
     InvocationId,
     SandboxId,
-    new_artifact_id,
     new_invocation_id,
 )
 from controller.core.model import Failure, NamedValue, Value
@@ -28,6 +27,7 @@ from controller.engine.implied import artifact_json, shown_state
 from controller.engine.state import Node
 from controller.files import media_type_of, name_problem
 from controller.hosts.blobs import InboundBlobs
+from controller.hosts.files import derived_id
 from controller.hosts.services import Services
 from controller.store.ports import AlreadyPublished
 from hutch.v1 import host_service_pb2 as hs
@@ -153,6 +153,7 @@ class Calls:
         save = call.save_artifact
         call_id = CallId(call.call_id)
         if call_id in node.calls:  # told twice: the engine has answered or will
+            await self._blobs.discard(save.content)
             return self._services.loop.post(_nothing(node))
         if problem := name_problem(save.name):
             raise Refused(Reason.FIELD_INVALID, f"name: {problem}", field="name")
@@ -162,7 +163,7 @@ class Calls:
         staged = await self._blobs.staged(save.content, limits.artifact_bytes)
         row = await self._services.artifacts.publish(
             self._tenant_id,
-            new_artifact_id(),
+            derived_id(self._invocation_id, f"{self._sandbox_id}/{call_id}"),
             save.name,
             staged,
             media_type_of(save.name, save.media_type),

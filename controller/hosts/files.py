@@ -25,12 +25,12 @@ from hutch.v1 import host_service_pb2 as hs
 REFUSALS = 256
 
 
-def captured_id(invocation_id: InvocationId, name: str) -> ArtifactId:
-    """The artifact id of a captured file: the same capture, told twice, publishes once.
+def derived_id(invocation_id: InvocationId, what: str) -> ArtifactId:
+    """The artifact id of a captured file or a saving call: told twice, it is published once.
 
     It is unguessable because the invocation's id, 128 random bits, goes in.
     """
-    digest = hashlib.sha256(f"{invocation_id}\0{name}".encode()).hexdigest()
+    digest = hashlib.sha256(f"{invocation_id}\0{what}".encode()).hexdigest()
     return ArtifactId(f"art_{digest[:32]}")
 
 
@@ -105,7 +105,7 @@ class FileCapture:
         await file.staged.finish()
         row = await self._services.artifacts.publish(
             self._tenant_id,
-            captured_id(self._invocation_id, file.name),
+            derived_id(self._invocation_id, f"file/{file.name}"),
             file.name,
             file.staged,
             media_type_of(file.name),

@@ -30,11 +30,6 @@ class Sessions:
         """How many clients are there."""
         return len(self._open)
 
-    @property
-    def waiting(self) -> int:
-        """How many are gone but not yet lost."""
-        return len(self._timers)
-
     def expect(self, sessions: Iterable[SessionId]) -> None:
         """Gives sessions of an earlier controller their grace."""
         for session_id in sessions:
