@@ -74,8 +74,6 @@ class AsyncClient:
             target=target or "", api_key=api_key or "", state=str(state or "")
         )
         self._settings = stated.over(config.from_environment())
-        if target is None and state is not None:  # a named state directory is a named controller
-            self._settings = config.ClientSettings(state=str(state), api_key=api_key or "")
         self._client_name = client_name
         self._connect_timeout = connect_timeout_seconds
         self._retry_seconds = retry_seconds
@@ -327,12 +325,21 @@ class AsyncClient:
                 invocation_id=invocation_id, after_sequence=seen, tree=tree
             )
 
-        async for answer in transport.stream(transport.invocations.WatchInvocation, request):
-            found = convert.event(answer.event)
-            if found.sequence <= seen:
-                continue
-            seen = found.sequence
-            yield found
+        attempt = 0
+        while True:
+            async for answer in transport.stream(transport.invocations.WatchInvocation, request):
+                found = convert.event(answer.event)
+                if found.sequence <= seen:
+                    continue
+                seen, attempt = found.sequence, 0
+                yield found
+                if found.kind == "ended" and found.invocation_id == invocation_id:
+                    return
+            if (await self.get_invocation(invocation_id)).ended:
+                return
+            # A controller that is ending closes its streams; the next one goes on with them.
+            await asyncio.sleep(backoff_seconds(attempt))
+            attempt += 1
 
     async def read_output(
         self,
@@ -364,12 +371,20 @@ class AsyncClient:
                 follow=follow,
             )
 
-        async for answer in transport.stream(transport.invocations.ReadOutput, request):
-            if answer.data:
-                position = answer.offset + len(answer.data)
-                yield types.OutputChunk(offset=answer.offset, data=answer.data)
-            if max_bytes and position - offset >= max_bytes:
+        attempt = 0
+        while True:
+            # Asked before reading: what was printed before the end is then certainly read.
+            complete = not follow or (await self.get_invocation(invocation_id)).ended
+            async for answer in transport.stream(transport.invocations.ReadOutput, request):
+                if answer.data:
+                    position, attempt = answer.offset + len(answer.data), 0
+                    yield types.OutputChunk(offset=answer.offset, data=answer.data)
+                if max_bytes and position - offset >= max_bytes:
+                    return
+            if complete:
                 return
+            await asyncio.sleep(backoff_seconds(attempt))
+            attempt += 1
 
     async def cancel_invocation(self, invocation_id: str) -> types.Invocation:
         """Ends an invocation and all below it; answers when every sandbox is proved gone.

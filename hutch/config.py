@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from hutch.errors import FieldInvalidError
@@ -37,19 +37,17 @@ class ClientSettings:
     state: str = ""
 
     def over(self, weaker: ClientSettings) -> ClientSettings:
-        """These settings, and the weaker ones where these are unset.
+        """These settings, and the weaker ones where these say nothing.
 
-        A key goes with the target beside which it was set: a weaker target does not get a stronger
-        setting's key unless no stronger target was named.
+        A state directory names a controller as a target does, so one of the two hides both of the
+        weaker ones. A key is not sent to a target that only a weaker source names.
         """
-        if self.target and not self.api_key:
-            return ClientSettings(target=self.target, state=self.state or weaker.state)
-        return ClientSettings(
-            **{
-                item.name: getattr(self, item.name) or getattr(weaker, item.name)
-                for item in fields(self)
-            }
-        )
+        if self.target or self.state:
+            key = self.api_key or (weaker.api_key if self.target else "")
+            state = self.state or weaker.state
+            return ClientSettings(target=self.target, api_key=key, state=state)
+        key = weaker.api_key if weaker.target else self.api_key
+        return ClientSettings(target=weaker.target, api_key=key, state=weaker.state)
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> ClientSettings:
@@ -81,8 +79,8 @@ def from_file(path: Path) -> ClientSettings:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _invalid(path, str(error)) from error
     table = data.pop("client", {})
-    for name in data:
-        raise _invalid(path, f"{name!r} is not known; there is [client] only")
+    for name in data.keys() - {"controller", "host"}:  # those are read by these processes
+        raise _invalid(path, f"{name!r} is not known: [client], [controller] and [host] are")
     if not isinstance(table, dict):
         raise _invalid(path, "client is not a table")
     return _client(path, table)

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -373,11 +373,13 @@ def parse_ready(data: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def write_ready(descriptor: int | None, *, problem: str = "", **facts: object) -> None:
+def write_ready(
+    descriptor: int | None, facts: Mapping[str, object] | None = None, *, problem: str = ""
+) -> None:
     """Tells the starter on its descriptor that this process is ready, or why it never will be."""
     if descriptor is None:
         return
-    line: dict[str, object] = {"ready": not problem, **facts}
+    line: dict[str, object] = {"ready": not problem, **(facts or {})}
     if problem:
         line["problem"] = problem
     with suppress(OSError), open(descriptor, "wb") as pipe:
