@@ -19,10 +19,11 @@ from pathlib import Path
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from hutch.v1 import host_pb2, host_service_pb2_grpc
+from sandbox.drivers.driver import Isolation
 from sandbox.host import config as settings
 from sandbox.host import evidence
 from sandbox.host.config import HostConfig
@@ -171,9 +172,11 @@ async def serving(
         )
         describe = _describer(identity, offers, table.capacity)
         servicer = HostServicer(describe=describe, table=table, fence=fence, lease=lease)
-        server = _server(config, servicer, table.capacity)
+        health = health_aio.HealthServicer()
+        server = _server(config, servicer, health, table.capacity)
         _bind(server, options.socket)
         await server.start()
+        await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
         limit = config.lease_seconds + config.orphan_grace_seconds
         orphans = lease.run_orphan_watch(
             limit, lambda: table.destroy_all("its owner's lease lapsed")
@@ -182,6 +185,7 @@ async def serving(
         try:
             yield RunningHost(identity=identity, table=table, lease=lease, socket=options.socket)
         finally:
+            await health.enter_graceful_shutdown()
             left = await table.shut_down(config.shutdown_seconds)
             await server.stop(1.0)
             table.close()
@@ -203,13 +207,19 @@ def _describer(
         drivers=[evidence.statement(offer.statement) for offer in offers.values()],
         capacity=capacity,
         start_time=started,
-        # An ordinary user's sandboxes share its uid: not a wall between tenants.
-        development_only=os.geteuid() != 0,
+        # No wall between tenants: an ordinary user's sandboxes share its uid.
+        development_only=os.geteuid() != 0 or not _isolates(offers),
     )
     return lambda: host
 
 
-def _server(config: HostConfig, servicer: HostServicer, capacity: int) -> grpc.aio.Server:
+def _isolates(offers: Mapping[str, Offer]) -> bool:
+    return all(offer.statement.isolation != Isolation.PROCESS for offer in offers.values())
+
+
+def _server(
+    config: HostConfig, servicer: HostServicer, health: health_aio.HealthServicer, capacity: int
+) -> grpc.aio.Server:
     server = grpc.aio.server(
         options=(
             ("grpc.max_receive_message_length", config.message_limit_bytes),
@@ -219,7 +229,6 @@ def _server(config: HostConfig, servicer: HostServicer, capacity: int) -> grpc.a
         )
     )
     host_service_pb2_grpc.add_HostServiceServicer_to_server(servicer, server)
-    health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server
 

@@ -51,8 +51,7 @@ async def prepare_offers(
     for name in (default, *(other for other in real_drivers() if other != default)):
         driver = make_driver(name, owner, state)
         statement = await prepare(driver, timeout_seconds)
-        if statement.usable or name == default:
-            offers[name] = Offer(driver=driver, statement=statement)
+        offers[name] = Offer(driver=driver, statement=statement)
     problem = offers[default].statement.problem
     if not offers[default].statement.usable:
         raise DriverProblem(f"driver {default} cannot be used here: {problem}")

@@ -140,6 +140,8 @@ class SandboxTable:
         if offer is None:
             offered = ", ".join(self.offers)
             raise field_invalid("spec.driver", f"this host offers {offered}, not {name!r}")
+        if not offer.statement.usable:
+            raise field_invalid("spec.driver", f"{name}: {offer.statement.problem}")
         templates = self.workshop.config.templates
         template = spec.template or templates[0]
         if template not in templates:

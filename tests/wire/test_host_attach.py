@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from hutch.v1 import ending_pb2, host_pb2, invocation_pb2, invocation_service_pb2
 from hutch.v1 import host_service_pb2 as pb
@@ -566,3 +568,11 @@ async def test_a_message_over_the_limit_is_refused_by_the_server() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await talk.next("cell_started")
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_the_health_service_answers_for_the_host() -> None:
+    async with host() as it:
+        stub: Any = health_pb2_grpc.HealthStub(it.channel)
+        for service in ("", "hutch.v1.HostService"):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
