@@ -96,13 +96,15 @@ class HostedSandbox:
     def attach(self, after_sequence: int) -> Attachment:
         """Gives a stream the place; the stream that had it loses it.
 
+        Events that were acknowledged do not come again, even if an owner that has just started
+        says that it knows of none.
+
         Raises:
-            HostError: FIELD_INVALID, there are no such events any more, or not yet.
+            HostError: FIELD_INVALID, there is no such event yet.
         """
-        if not self.log.acknowledged <= after_sequence <= self.log.last_sequence:
+        if after_sequence > self.log.last_sequence:
             raise field_invalid(
-                "attach.after_sequence",
-                f"events {self.log.acknowledged} to {self.log.last_sequence} are held",
+                "attach.after_sequence", f"the last event is {self.log.last_sequence}"
             )
         if self._attachment is not None:
             self._attachment.superseded = True

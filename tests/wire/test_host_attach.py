@@ -240,9 +240,14 @@ async def test_after_a_cut_the_events_after_a_sequence_come_again() -> None:
         assert (greeting.started, greeting.last_sequence) == (False, 6)
         assert not greeting.open_call_ids
         assert (await third.next("output")).offset == 2
-        fourth = it.attach(start=False, after=3)
+        too_late = it.attach(start=False, after=7)
         async with refusal("FIELD_INVALID", field="attach.after_sequence"):
-            await fourth.greeting()
+            await too_late.greeting()
+        # A controller that was started again knows no sequence; what it acknowledged is durable.
+        fresh = it.attach()
+        await fresh.greeting()
+        fresh.last_sequence = 4
+        assert (await fresh.next("output")).offset == 2
 
 
 async def test_a_newer_stream_ends_the_older_one() -> None:
@@ -279,6 +284,19 @@ async def test_destroy_proves_it_gone_and_says_so_on_the_stream_too() -> None:
         assert await it.destroy("sbx_1") == evidence
         async with refusal("SANDBOX_NOT_FOUND"):
             await it.attach().greeting()
+
+
+async def test_destroying_what_is_gone_needs_no_acknowledgement() -> None:
+    driver = ScriptedDriver()
+    async with host(driver) as it:
+        talk, container = await started(it, driver)
+        container.exit(code=4)
+        await talk.next("gone")
+        evidence = await it.destroy("sbx_1")
+        assert evidence.exit_code == 4
+        assert await it.sandboxes() == {}
+        assert await it.destroy("sbx_1") == evidence
+        await talk.over()
 
 
 async def test_a_sandbox_destroyed_before_it_was_asked_for_is_never_started() -> None:
