@@ -1,0 +1,112 @@
+"""The processes of a sandbox: who is there, and ending them without missing one.
+
+Called by the supervisor. As PID 1 everything but itself is a process of the sandbox; as an
+ordinary process (in tests) only its own descendants are, and it touches nothing else.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from .linux import read_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+SIGINT, SIGKILL, SIGTERM = 2, 9, 15
+EMPTY_SCANS = 2  # a process that forks and exits may slip through one look at /proc, not two
+
+
+class Process:
+    """One process at one look."""
+
+    __slots__ = ("parent", "pid", "start", "state")
+
+    def __init__(self, pid: int, parent: int, state: bytes, start: bytes) -> None:
+        """Holds pid, parent's pid, state letter and start time."""
+        self.pid = pid
+        self.parent = parent
+        self.state = state
+        self.start = start
+
+    @property
+    def key(self) -> tuple[int, bytes]:
+        """What tells it from a later process with the same pid."""
+        return (self.pid, self.start)
+
+
+def scan() -> list[Process]:
+    """Returns the sandbox's live processes, without the caller and without zombies."""
+    own = posix.getpid()
+    found = {}
+    for name in posix.listdir("/proc"):
+        if name.isdigit():
+            process = look(int(name))
+            if process is not None:
+                found[process.pid] = process
+    if own != 1:
+        found = _descendants(found, own)
+    found.pop(own, None)
+    return [process for process in found.values() if process.state not in b"ZX"]
+
+
+def look(pid: int) -> Process | None:
+    """Returns one process, or None when it is gone."""
+    # pid (name) state ppid ... : the name may hold anything, so the last parenthesis counts.
+    data = read_file(f"/proc/{pid}/stat")
+    fields = data[data.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    return Process(pid, int(fields[1]), fields[0], fields[19])
+
+
+def _descendants(processes: dict[int, Process], root: int) -> dict[int, Process]:
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    result = {}
+    pending = list(children.get(root, ()))
+    while pending:
+        pid = pending.pop()
+        if pid not in result:
+            result[pid] = processes[pid]
+            pending += children.get(pid, ())
+    return result
+
+
+def signal_all(processes: list[Process], number: int) -> None:
+    """Sends a signal to each process that is still there."""
+    for process in processes:
+        signal_one(process.pid, number)
+
+
+def signal_one(pid: int, number: int) -> None:
+    """Sends a signal to a process if it is still there."""
+    try:
+        posix.kill(pid, number)
+    except OSError:
+        pass  # it is gone, which is what signals of this module are for
+
+
+class Sweep:
+    """Kills every process but some, look by look, until none is found any more."""
+
+    __slots__ = ("_empty", "_spared", "killed")
+
+    def __init__(self, spared: Container[tuple[int, bytes]]) -> None:
+        """Spares the processes with these keys."""
+        self._spared = spared
+        self._empty = 0
+        self.killed: set[tuple[int, bytes]] = set()
+
+    def step(self) -> bool:
+        """Looks once and kills what it finds; returns whether nothing was left.
+
+        The caller reaps between the steps.
+        """
+        victims = [process for process in scan() if process.key not in self._spared]
+        signal_all(victims, SIGKILL)
+        self.killed.update(process.key for process in victims)
+        self._empty = 0 if victims else self._empty + 1
+        return self._empty >= EMPTY_SCANS
