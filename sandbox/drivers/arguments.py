@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sandbox import packing
 from sandbox.drivers.users import REPL_UID, SUPERVISOR_UID
 
 if TYPE_CHECKING:
@@ -170,6 +171,7 @@ def runtime_command(
     machine: Machine, *, sandbox_id: str, open_files: int, two_uids: bool
 ) -> list[str]:
     """The supervisor's command line."""
-    argv = [str(machine.interpreter.executable), "-I", "-S"]
-    argv += [archive_path(machine.mark, sandbox_id), "--open-files", str(open_files)]
+    archive = archive_path(machine.mark, sandbox_id)
+    argv = [str(machine.interpreter.executable), *packing.start_arguments(archive)]
+    argv += ["--open-files", str(open_files)]
     return [*argv, "--repl-uid", str(REPL_UID)] if two_uids else argv

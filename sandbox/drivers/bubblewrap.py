@@ -19,6 +19,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from sandbox import packing
 from sandbox.drivers import (
     arguments,
     cgroups,
@@ -47,6 +48,13 @@ from sandbox.drivers.users import Slot, Users
 _SHARED = Path("/var/lib/hutch")
 _READY_NAMESPACES = 8
 _LEFTOVER_SECONDS = 10.0
+_UNUSABLE = (
+    StartFailed,
+    packing.PackingFailed,
+    OSError,
+    LookupError,
+    subprocess.SubprocessError,
+)
 
 
 class BubblewrapDriver:
@@ -57,7 +65,6 @@ class BubblewrapDriver:
         state: A folder of this owner alone.
         cgroup_root: Where cgroups are mounted.
         shared: A folder for what other uids must read; used by a root host only.
-        archive: The runtime archive; built in `prepare` when None.
     """
 
     def __init__(
@@ -67,7 +74,6 @@ class BubblewrapDriver:
         *,
         cgroup_root: Path = cgroups.ROOT,
         shared: Path = _SHARED,
-        archive: Path | None = None,
     ) -> None:
         self._owner = owner
         self._root_host = os.geteuid() == 0
@@ -75,7 +81,7 @@ class BubblewrapDriver:
         name = cgroups.owner_name(owner)
         self._folder = (shared if self._root_host else state.absolute() / "bubblewrap") / name
         self._mark = f"/run/{name}/"
-        self._archive = archive
+        self._archives = state.absolute() / "archives"
         self._users = Users() if self._root_host else None
         self._hierarchy: cgroups.Hierarchy | None = None
         self._scopes: scope.Scopes | None = None
@@ -92,7 +98,7 @@ class BubblewrapDriver:
         """Runs the self-check, removes an earlier host's leftovers and builds the archive."""
         try:
             return await asyncio.to_thread(self._prepare)
-        except (StartFailed, OSError, LookupError, subprocess.SubprocessError) as error:
+        except _UNUSABLE as error:
             return self._unusable(str(error))
 
     def _prepare(self) -> Statement:
@@ -154,14 +160,20 @@ class BubblewrapDriver:
         trial.release(command, self._users)
 
     def _build_archive(self, machine: arguments.Machine) -> None:
-        target = machine.layout.archive
-        if self._archive is not None:
-            shutil.copyfile(self._archive, target)
-        else:
-            from sandbox.packing import build_archive
+        """Has the archive compiled inside a sandbox, by the interpreter that will run it."""
 
-            build_archive(str(machine.interpreter.executable), target)
-        target.chmod(0o644)
+        def run(command: Sequence[str], given: bytes) -> bytes:
+            done = trial.run(machine, self._users, command, given)
+            if done.returncode != 0:
+                said = done.stderr.decode("utf-8", "replace")[-2000:]
+                raise packing.PackingFailed(f"{command[0]} exited {done.returncode}: {said}")
+            return done.stdout
+
+        self._archives.mkdir(mode=0o700, parents=True, exist_ok=True)
+        kept = self._archives / f"{self.name}.pyz"
+        packing.build_archive(str(machine.interpreter.executable), kept, run)
+        shutil.copyfile(kept, machine.layout.archive)
+        machine.layout.archive.chmod(0o644)
 
     def _levels(self) -> tuple[Enforcement, ...]:
         held = self._hierarchy or self._scopes

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from sandbox import packing
 from sandbox.drivers import procfs, rlimits
 from sandbox.drivers.driver import (
     Enforcement,
@@ -148,13 +149,13 @@ class FakeDriver:
     Args:
         owner: Whose sandboxes these are; part of nothing on the machine but the state folder.
         state: A folder of this owner alone.
-        archive: The runtime archive; built in `prepare` when None.
     """
 
-    def __init__(self, owner: str, state: Path, *, archive: Path | None = None) -> None:
+    def __init__(self, owner: str, state: Path) -> None:
         self._owner = owner
         self._root = state.absolute() / "fake"
-        self._archive = archive
+        self._archives = state.absolute() / "archives"
+        self._archive: Path | None = None
         self._python = getattr(sys, "_base_executable", "") or sys.executable
         self._containers: dict[str, FakeContainer] = {}
 
@@ -169,8 +170,7 @@ class FakeDriver:
         for folder in sorted(self._root.iterdir()):
             if folder.is_dir():
                 await asyncio.to_thread(_remove, folder)
-        if self._archive is None:
-            self._archive = await asyncio.to_thread(self._build)
+        self._archive = await asyncio.to_thread(self._build)
         return Statement(
             driver=self.name,
             isolation=Isolation.PROCESS,
@@ -200,7 +200,8 @@ class FakeDriver:
         runtime = folder / "runtime.pyz"
         runtime.symlink_to(self._archive)
         limits = request.limits
-        argv = [self._python, "-I", "-S", str(runtime), "--workspace", str(workspace)]
+        argv = [self._python, *packing.start_arguments(str(runtime))]
+        argv += ["--workspace", str(workspace)]
         argv += ["--open-files", str(limits.open_files_limit)]
         try:
             child = spawn(argv, env=_environment(workspace), cwd=str(workspace))
@@ -232,12 +233,8 @@ class FakeDriver:
         self._containers.pop(sandbox_id, None)
 
     def _build(self) -> Path:
-        # Imported here: a host that never names this driver does not need the packer for it.
-        from sandbox.packing import build_archive
-
-        archive = self._root / "runtime.pyz"
-        build_archive(self._python, archive)
-        return archive
+        self._archives.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return packing.build_archive(self._python, self._archives / f"{self.name}.pyz")
 
 
 def _environment(workspace: Path) -> dict[str, str]:

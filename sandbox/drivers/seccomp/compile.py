@@ -1,8 +1,8 @@
 """Compiles the policy into one filter for each architecture: `python -m ...compile [--check]`.
 
-Called by whoever changes the policy, and checked by a test; calls the policy, the numbers and the assembler. It
-writes `compiled.py` beside it, which is checked in, so that a host needs no compiler and a change
-of the policy is seen in review.
+Called by whoever changes the policy, and checked by a test; calls the policy, the numbers and the
+assembler. It writes `compiled.py` beside it, which is checked in, so that a host needs no compiler
+and a change of the policy is seen in review.
 """
 
 from __future__ import annotations
