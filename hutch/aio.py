@@ -563,7 +563,7 @@ class AsyncHandle:
         return await self._client.on_loop(self._client.cancel_invocation(self.id))
 
     async def output(
-        self, stream: types.Stream = "stdout", *, offset: int = 0, max_bytes: int = 64 * 1024
+        self, stream: types.Stream = "stdout", offset: int = 0, max_bytes: int = 64 * 1024
     ) -> bytes:
         """What it has printed so far, from `offset`, at most `max_bytes`."""
         return await self._client.on_loop(self._output(stream, offset, max_bytes))

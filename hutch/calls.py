@@ -108,7 +108,7 @@ def make_call(
         ValueEncodeError: An input cannot cross.
         ValueTooLargeError: An input is over a limit.
     """
-    hint, contract, depth = _bind(policies, max_depth)
+    hint, contract, depth = _bind(policies, _number("spawn.max_depth", max_depth))
     spec = types.Spec(
         program=_check_program(program, task),
         task=task,
@@ -116,32 +116,69 @@ def make_call(
         contract=contract,
         spawn=types.SpawnGrant(
             max_depth=depth,
-            max_children=max_children,
-            max_concurrent=max_concurrent,
-            max_descendants=max_descendants,
+            max_children=_number("spawn.max_children", max_children),
+            max_concurrent=_number("spawn.max_concurrent", max_concurrent),
+            max_descendants=_number("spawn.max_descendants", max_descendants),
         ),
         resources=types.ResourceLimits(
-            memory_limit_bytes=memory_limit_bytes,
-            pids_limit=pids_limit,
-            cpu_limit_millis=cpu_limit_millis,
-            tmpfs_limit_bytes=tmpfs_limit_bytes,
-            open_files_limit=open_files_limit,
+            memory_limit_bytes=_number("resources.memory_limit_bytes", memory_limit_bytes),
+            pids_limit=_number("resources.pids_limit", pids_limit),
+            cpu_limit_millis=_number("resources.cpu_limit_millis", cpu_limit_millis),
+            tmpfs_limit_bytes=_number("resources.tmpfs_limit_bytes", tmpfs_limit_bytes),
+            open_files_limit=_number("resources.open_files_limit", open_files_limit),
         ),
         output=types.OutputLimits(
-            output_view_bytes=output_view_bytes, output_limit_bytes=output_limit_bytes
+            output_view_bytes=_number("output.output_view_bytes", output_view_bytes),
+            output_limit_bytes=_number("output.output_limit_bytes", output_limit_bytes),
         ),
-        timeout_seconds=timeout_seconds,
-        template=template,
-        driver=driver,
-        artifact_patterns=tuple(artifact_patterns),
-        label=label,
-        retry_on_loss=retry_on_loss,
+        timeout_seconds=_seconds(timeout_seconds),
+        template=_text("template", template),
+        driver=_text("driver", driver),
+        artifact_patterns=_patterns(artifact_patterns),
+        label=_text("label", label),
+        retry_on_loss=bool(retry_on_loss),
     )
     return Call(spec=spec, hint=hint, cancel_on_disconnect=cancel_on_disconnect)
 
 
 def _invalid(field: str, message: str) -> FieldInvalidError:
     return FieldInvalidError(message, "FIELD_INVALID", {"field": field})
+
+
+def _number(field: str, value: int | None) -> int | None:
+    if value is not None and (type(value) is not int or not 0 <= value < 2**63):
+        raise _invalid(field, f"{field} is {value!r}; a whole number from 0 is needed")
+    return value
+
+
+def _seconds(value: float | None) -> float | None:
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**9
+    ):
+        raise _invalid("timeout", f"timeout_seconds is {value!r}; it must be above 0")
+    return value
+
+
+def _text(field: str, value: str) -> str:
+    if not isinstance(value, str):
+        raise _invalid(field, f"{field} is a {type(value).__name__}, not a text")
+    return value
+
+
+def _patterns(value: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise _invalid("artifact_patterns", "artifact_patterns is one text; give a list of them")
+    return tuple(_text("artifact_patterns", item) for item in value)
+
+
+def _dedent(source: str) -> str:
+    """Takes the indentation away that all lines of a program share, as a sandbox does."""
+    lines = source.split("\n")
+    margins = [line[: len(line) - len(line.lstrip())] for line in lines if line.strip()]
+    margin = min(margins, key=len, default="")
+    if not margin or not all(other.startswith(margin) for other in margins):
+        return source
+    return "\n".join(line[len(margin) :] if line.strip() else line for line in lines)
 
 
 def _check_program(program: str | None, task: str | None) -> str | None:
@@ -151,6 +188,7 @@ def _check_program(program: str | None, task: str | None) -> str | None:
         if text is not None and not isinstance(text, str):
             raise _invalid(name, f"{name} is a {type(text).__name__}, not a text")
     if program is not None:
+        program = _dedent(program)
         try:
             size = len(program.encode())
         except UnicodeEncodeError as error:
@@ -194,7 +232,7 @@ def _encode_inputs(
     for name, value in {**inputs, **named}.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise _invalid("inputs", f"the input name {name!r} is not a Python identifier")
-        encoded.append(types.NamedInput(name=name, json=values.encode(value)))
+        encoded.append(types.NamedInput(name=name, json=values.encode(value, root=name)))
     return tuple(encoded)
 
 

@@ -337,7 +337,7 @@ class Handle:
         return self._client._wait(self._handle.cancel())
 
     def output(
-        self, stream: types.Stream = "stdout", *, offset: int = 0, max_bytes: int = 64 * 1024
+        self, stream: types.Stream = "stdout", offset: int = 0, max_bytes: int = 64 * 1024
     ) -> bytes:
         """What it has printed so far, from `offset`, at most `max_bytes`."""
         return self._client._wait(self._handle.output(stream, offset=offset, max_bytes=max_bytes))

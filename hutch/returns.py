@@ -157,6 +157,8 @@ def _adapter(hint: Any) -> pydantic.TypeAdapter[Any]:
 def _prepare(hint: Any, above: tuple[Any, ...] = ()) -> Any:
     """Writes out what pydantic would merge: an abstract set, and what can only be iterated."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if getattr(hint, "__unpacked__", False) or origin is typing.Unpack:
+        raise HintError(f"{hint!r} cannot be part of a return type: nothing checks it", hint)
     if hint is collections.abc.Set or origin is collections.abc.Set:
         inner = (_prepare(args[0], above),) if args else (Any,)
         return set[inner] | frozenset[inner]  # type: ignore[valid-type]
@@ -447,6 +449,10 @@ class EncodedJsonSchema(GenerateJsonSchema):
         if tag is None:
             raise PydanticInvalidForJsonSchema(f"values of {cls!r} do not cross boundaries")
         return _tagged(tag, {"type": "object"})
+
+    def is_subclass_schema(self, schema: Any) -> Schema:
+        """Classes do not cross boundaries."""
+        raise PydanticInvalidForJsonSchema("classes do not cross boundaries")
 
     def model_schema(self, schema: Any) -> Schema:
         """A model's fields; others are refused only where the model forbids them."""

@@ -282,7 +282,7 @@ class _Converter:
             raise _Misfit(describe(kind), value) from None
 
     def _object(self, value: Any, cls: Any, fields: Fields, args: tuple[Any, ...]) -> Any:
-        if isinstance(value, cls) and not isinstance(value, dict):
+        if not issubclass(cls, dict) and isinstance(value, cls):
             return value
         if isinstance(value, Record) and value._kind == "object":
             given = value._asdict()
@@ -305,7 +305,9 @@ class _Converter:
         return cls(**built)
 
     def _model(self, given: dict[str, Any], cls: Any) -> Any:
-        plain = {name: _unrecord(item) for name, item in given.items()}
+        plain: Any = {name: _unrecord(item) for name, item in given.items()}
+        if getattr(cls, "__pydantic_root_model__", False) and set(plain) == {"root"}:
+            plain = plain["root"]
         try:
             return cls.model_validate(plain, by_alias=True, by_name=True)
         except TypeError:
