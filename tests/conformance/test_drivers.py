@@ -36,12 +36,16 @@ from sandbox.drivers.fake import FakeDriver
 from tests.support.sandboxes import GUARD_SECONDS, LIMITS, Speaker, request
 
 ROOT = os.geteuid() == 0
+WITHOUT_CGROUPS = "bubblewrap-without-cgroups"
+# For an ordinary user that is what bubblewrap is anyway, or a scope of systemd.
+KINDS = (*NAMES, WITHOUT_CGROUPS) if ROOT else NAMES
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """One driver under test, prepared."""
 
+    kind: str
     driver: Driver
     statement: Statement
 
@@ -70,11 +74,13 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
-def _make(name: str, owner: str, folder: Path) -> Driver:
-    if name == "fake":
+def _make(kind: str, owner: str, folder: Path) -> Driver:
+    if kind == "fake":
         return FakeDriver(owner, folder / "state")
-    assert name == "bubblewrap"
-    return BubblewrapDriver(owner, folder / "state", shared=folder / "shared")
+    place = {"shared": folder / "shared"}
+    if kind == WITHOUT_CGROUPS:
+        place["cgroup_root"] = folder / "absent"
+    return BubblewrapDriver(owner, folder / "state", **place)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +89,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("archives")
 
 
-@pytest.fixture(params=NAMES)
+@pytest.fixture(params=KINDS)
 async def subject(
     request: pytest.FixtureRequest, folder: Path, archives: Path
 ) -> AsyncIterator[Subject]:
@@ -95,7 +101,7 @@ async def subject(
         await driver.close()
         pytest.skip(f"{driver.name} is not usable here: {statement.problem}")
     shutil.copytree(folder / "state" / "archives", archives, dirs_exist_ok=True)
-    yield Subject(driver=driver, statement=statement)
+    yield Subject(kind=request.param, driver=driver, statement=statement)
     await driver.close()
 
 
@@ -675,7 +681,7 @@ async def test_a_killed_hosts_sandboxes_are_removed_by_the_next_and_nobody_elses
     place = folder / "second"
     place.mkdir()
     host = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", CRASHING_HOST, subject.driver.name, owner, str(place), *names,
+        sys.executable, "-c", CRASHING_HOST, subject.kind, owner, str(place), *names,
         cwd=Path(__file__).parents[2], stdout=subprocess.PIPE,
     )  # fmt: skip
     assert host.stdout is not None
@@ -683,7 +689,7 @@ async def test_a_killed_hosts_sandboxes_are_removed_by_the_next_and_nobody_elses
         assert await host.stdout.readline() == b"made\n"
         host.kill()
         await host.wait()
-    following = _make(subject.driver.name, owner, place)
+    following = _make(subject.kind, owner, place)
     try:
         statement = await following.prepare()
         assert statement.usable, statement.problem

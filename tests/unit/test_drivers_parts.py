@@ -332,11 +332,15 @@ def test_a_survivor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         child.kill()
 
 
-def test_a_forged_command_line_names_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_code_inside_cannot_forge_names_a_sandbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mark = "/run/hutch-000000000000/"
-    monkeypatch.setattr(procfs, "pids", lambda: iter([11, 12, 13]))
-    monkeypatch.setattr(procfs, "read", lambda pid, name: b"x\0/run/hutch-000000000000/sbx_a/y\0")
-    inside = {11: [11], 12: [12, 1], 13: [13, 5]}
+    named = f"x\0{mark}sbx_a/y\0".encode()
+    lines = {11: b"bwrap\0--as-pid-1\0" + named, 12: named, 13: named, 14: b"grep\0" + named}
+    inside = {11: [11], 12: [12, 1], 13: [13, 5], 14: [14]}
+    monkeypatch.setattr(procfs, "pids", lambda: iter(lines))
+    monkeypatch.setattr(procfs, "read", lambda pid, name: lines[pid])
     monkeypatch.setattr(procfs, "namespace_pids", lambda pid: inside[pid])
     assert processes_of(mark) == {11: "sbx_a", 12: "sbx_a"}
 
