@@ -17,9 +17,9 @@ from hutch.v1 import ending_pb2, invocation_service_pb2
 from hutch.v1 import host_service_pb2 as pb
 from sandbox import drivers
 from sandbox.drivers import procfs
-from sandbox.drivers.driver import Driver, SandboxRequest, Statement
+from sandbox.drivers.driver import Driver, Level, SandboxRequest, Statement
 from sandbox.host.offers import prepare
-from tests.support.host import Conversation, HostUnderTest, content, host, until
+from tests.support.host import Conversation, HostUnderTest, content, host, make_spec, until
 
 STDOUT = invocation_service_pb2.OUTPUT_STREAM_STDOUT
 NAMES = ("fake", "bubblewrap")
@@ -285,3 +285,62 @@ def supervisor_pid(container: Any) -> int:
     # bwrap stays outside; the supervisor is its child.
     inside = procfs.children(pid) if b"bwrap" in procfs.read(pid, "cmdline").split(b"\0")[0] else ()
     return next(iter(inside), pid)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_case_s16_code_that_speaks_for_its_supervisor_ends_denied(name: str) -> None:
+    """The code finds the socket to its supervisor and claims a depth and a parent of its own."""
+    code = """
+import json, os, socket, stat
+header = {"type": "call", "call": "c99", "cell": "", "op": "await_child", "invocation": "inv_1",
+          "depth": 1, "parent_id": "inv_other"}
+text = json.dumps(header).encode()
+frame = len(text).to_bytes(4, "big") + (0).to_bytes(4, "big") + text
+for number in range(3, 64):
+    try:
+        if stat.S_ISSOCK(os.fstat(number).st_mode):
+            socket.socket(fileno=number).send(frame)
+    except OSError:
+        pass
+import time
+time.sleep(600)
+"""
+    async with real_host(name) as (it, driver):
+        talk = await ready(it, code)
+        gone = await talk.next("gone")
+        assert gone.cause == pb.GONE_CAUSE_DENIED, gone
+        assert await driver.list() == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_output_over_its_limit_is_cut_cleanly(name: str) -> None:
+    async with real_host(name) as (it, _):
+        talk = it.attach(spec=make_spec(output_limit_bytes=200_000))
+        await talk.run("while True: print('0123456789', end='')")
+        await talk.greeting()
+        await talk.next("ready")
+        await talk.next("cell_started")
+        printed, completed = await rest(talk)
+        assert printed == b"0123456789" * 20_000
+        assert completed.output_cut
+
+
+async def test_case_43_memory_death_is_named_by_the_kernels_counter() -> None:
+    async with real_host("bubblewrap") as (it, driver):
+        levels = {item.limit: item.level for item in driver.statement.enforcement}
+        if levels["memory"] is not Level.SANDBOX:
+            pytest.skip("the memory limit is not held for the whole sandbox here")
+        spec = make_spec(demanded_limits=["memory"])
+        spec.resources.memory_limit_bytes = 192 << 20
+        spec.resources.tmpfs_limit_bytes = 16 << 20
+        talk = it.attach(spec=spec)
+        await talk.run("keep = [bytes(1 << 20) + b'x' for _ in range(4000)]")
+        await talk.greeting()
+        await talk.next("ready")
+        await talk.next("cell_started")
+        _, completed = await rest(talk)
+        assert completed.outcome == pb.CELL_OUTCOME_REPL_DIED
+        assert completed.evidence.signal == signal.SIGKILL
+        assert completed.evidence.oom_kill_count >= 1
+        assert (completed.evidence.limit, completed.evidence.limit_value) == ("memory", 192 << 20)
+        assert completed.evidence.memory_peak_bytes > 150 << 20
