@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha import reflection
 
 from controller.checks import Checker
 from controller.config import ControllerConfig
-from controller.contracts import ContractChecker
+from controller.contracts import CheckerUnavailable, ContractChecker
 from controller.convert import output_id, row_out
 from controller.core.clock import now_us
 from controller.core.ids import InvocationId
@@ -95,7 +95,15 @@ class Executor:
                 self._pool.issue(command)
 
     async def _check(self, command: cmd.CheckContract) -> None:
-        self._loop.post(await self._checker.check_value(command))
+        try:
+            verdict = await self._checker.check_value(command)
+        except CheckerUnavailable as problem:
+            if self._loop.draining:
+                return  # the next controller checks
+            verdict = ev.ContractChecked(
+                invocation_id=command.invocation_id, accepted=False, problem=str(problem)
+            )
+        self._loop.post(verdict)
 
     def _set_deadline(self, command: cmd.SetDeadline) -> None:
         self._drop_deadline(command.invocation_id)

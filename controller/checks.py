@@ -41,7 +41,7 @@ class Checker:
             self._schemas.move_to_end(digest)
             return
         try:
-            await self._contracts.validate_schema(schema_json)
+            await self._contracts.validate_schema(schema_json, owner=digest)
         except ContractInvalid as problem:
             raise Refused(Reason.FIELD_INVALID, f"contract: {problem}", field="contract") from None
         self._schemas[digest] = None
@@ -131,8 +131,8 @@ def _event(command: cmd.CheckContract, verdict: Verdict) -> ev.ContractChecked:
         found = verdict.mismatch
         mismatch = Mismatch(path=found.path, expected=found.expected, got=found.got)
     problem = verdict.problem
-    if verdict.outcome is Outcome.TIMED_OUT:
-        problem = "check_timed_out: the check did not end in time"
+    if verdict.outcome in (Outcome.TIMED_OUT, Outcome.EXHAUSTED):
+        problem = f"check_timed_out: {problem}"
     return ev.ContractChecked(
         invocation_id=command.invocation_id,
         accepted=verdict.accepted and not verdict.has_tool,

@@ -14,7 +14,11 @@ import grpc
 import grpc.aio
 import structlog
 from google.protobuf import any_pb2, duration_pb2
-from google.rpc import code_pb2, error_details_pb2, status_pb2
+from google.rpc import (  # type: ignore[import-untyped]
+    code_pb2,
+    error_details_pb2,
+    status_pb2,
+)
 from grpc_status import rpc_status
 
 from controller.core.errors import Reason, Refused
