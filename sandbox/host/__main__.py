@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return asyncio.run(_check(options.json))
     if options.state is None or options.socket is None:
         parser.error("--state and --socket are needed")
+    starter = _Starter(options.ready_fd)
     try:
         config = load(options.config, driver=options.driver, capacity=options.capacity)
         host = HostOptions(
@@ -69,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config=config,
             exit_when_unwatched_seconds=options.exit_when_unwatched,
         )
-        asyncio.run(run(host, lambda facts: _tell(options.ready_fd, {"ready": True, **facts})))
+        asyncio.run(run(host, lambda facts: starter.tell({"ready": True, **facts})))
     except (ConfigError, HostProblem, DriverProblem, StateDamaged) as problem:
-        _tell(options.ready_fd, {"ready": False, "problem": str(problem)})
+        starter.tell({"ready": False, "problem": str(problem)})
         print(f"sandbox host: {problem}", file=sys.stderr)  # noqa: T201
         return EXIT_PROBLEM
     return 0
@@ -91,14 +92,22 @@ def configure_logging() -> None:
     )
 
 
-def _tell(descriptor: int | None, document: dict[str, object]) -> None:
-    if descriptor is None:
-        return
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(json.dumps(document) + "\n")
-    except OSError:
-        structlog.get_logger().warning("starter_gone")
+class _Starter:
+    """Whoever waits at the other end of `--ready-fd`; it is told once."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, document: dict[str, object]) -> None:
+        """Writes one line and closes the descriptor."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None:
+            return
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(json.dumps(document) + "\n")
+        except OSError:
+            structlog.get_logger().warning("starter_gone")
 
 
 async def _check(as_json: bool) -> int:

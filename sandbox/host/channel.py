@@ -28,6 +28,9 @@ class Receiver(Protocol):
     def channel_breached(self, problem: str) -> None:
         """What came is no frame, or none that may come. Nothing more will be read."""
 
+    def channel_failed(self, problem: str) -> None:
+        """What was to be sent can no longer be read from the host's own disk."""
+
     def channel_ended(self, truncated: bool) -> None:
         """The other end is closed, perhaps within a frame. Nothing more will come."""
 
@@ -160,7 +163,7 @@ class FrameChannel:
         if self._socket is None:
             return
         try:
-            while self._fill():
+            while self._next_frame():
                 sent = self._socket.send(self._current)
                 self._current = self._current[sent:]
         except (BlockingIOError, InterruptedError):
@@ -173,6 +176,14 @@ class FrameChannel:
             self._stop_writing()
             return
         self._no_writer()
+
+    def _next_frame(self) -> bool:
+        try:
+            return self._fill()
+        except OSError as error:
+            self._stop_writing()
+            self._receiver.channel_failed(str(error))
+            return False
 
     def _fill(self) -> bool:
         while not self._current:

@@ -231,6 +231,10 @@ class HostedSandbox:
         """Ends it: what it sent, no sandbox may send."""
         self.end(pb.GONE_CAUSE_DENIED, f"it broke the frame protocol: {problem}")
 
+    def channel_failed(self, problem: str) -> None:
+        """Ends it: it would wait for ever for the rest of what it was told."""
+        self.end(pb.GONE_CAUSE_LOST, f"the host's disk failed: {problem}")
+
     def channel_ended(self, truncated: bool) -> None:
         """Notes that nothing more comes."""
         if not self._channel_end.done():
@@ -349,7 +353,7 @@ class HostedSandbox:
 
     async def _bury(self, verdict: Verdict) -> None:
         self.state = host_pb2.SANDBOX_STATE_DESTROYING
-        if self._measuring is not None:
+        while self._measuring is not None and not self._measuring.done():
             await asyncio.wait({self._measuring})
         self._channel.close()
         measurement = Measurement()
