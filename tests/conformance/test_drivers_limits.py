@@ -1,0 +1,182 @@
+"""What every driver must show of the limits that it holds."""
+
+from __future__ import annotations
+
+import asyncio
+import textwrap
+
+import pytest
+
+from sandbox.drivers.driver import (
+    Level,
+    StartFailed,
+)
+from tests.support.sandboxes import GUARD_SECONDS
+from tests.support.subjects import Subject, mechanism, processes_with
+
+
+async def test_the_statement_names_every_limit_once(subject: Subject) -> None:
+    limits = sorted(entry.limit for entry in subject.statement.enforcement)
+    assert limits == ["cpu", "memory", "open_files", "pids", "tmpfs"]
+    container, _ = await subject.start()
+    stated = {entry.limit: entry.level for entry in container.enforcement}
+    assert stated == {entry.limit: entry.level for entry in subject.statement.enforcement}
+
+
+async def test_a_full_disk_does_not_kill_the_sandbox(subject: Subject) -> None:
+    """Every writable folder is filled; they are sized so that the memory limit still holds."""
+    subject.needs_container()
+    container, speaker = await subject.start(
+        memory_limit_bytes=128 << 20, tmpfs_limit_bytes=512 << 20
+    )
+    if subject.level("memory") is not Level.SANDBOX:
+        pytest.skip("temporary folders are charged to memory only where a cgroup holds it")
+    ran = await speaker.run(
+        textwrap.dedent("""
+        import os
+        for top in ("/tmp", "/dev/shm", "/workspace"):
+            with open(os.path.join(top, "big"), "wb", buffering=0) as file:
+                try:
+                    while True:
+                        file.write(bytes(1 << 20))
+                except OSError:
+                    pass
+        print(1)
+        """)
+    )
+    assert ran.outcome == "completed"
+    assert (await speaker.run("print(2)")).last == 2
+    assert (await container.measure()).oom_kill_count == 0
+    entry = next(entry for entry in container.enforcement if entry.limit == "tmpfs")
+    assert "bytes each" in entry.mechanism
+
+
+async def test_a_memory_limit_without_room_is_refused(subject: Subject) -> None:
+    if subject.level("memory") is not Level.SANDBOX:
+        pytest.skip("no cgroup holds the memory limit here")
+    with pytest.raises(StartFailed, match="at least"):
+        await subject.start(memory_limit_bytes=32 << 20)
+    assert await subject.driver.list() == []
+
+
+async def test_memory_beyond_the_limit_is_counted_or_a_memory_error(subject: Subject) -> None:
+    container, speaker = await subject.start(
+        memory_limit_bytes=128 << 20, tmpfs_limit_bytes=1 << 20
+    )
+    code = textwrap.dedent("""
+        import sys
+        try:
+            held = [bytearray(8 << 20) for _ in range(64)]
+        except MemoryError:
+            print('"MemoryError"')
+        else:
+            print('"held"')
+    """)
+    if subject.level("memory") is Level.PROCESS:
+        assert (await speaker.run(code)).last == "MemoryError"
+        return
+    try:
+        ran = await speaker.run(code)
+    except EOFError:
+        async with asyncio.timeout(GUARD_SECONDS):
+            await container.wait()
+    else:
+        assert ran.outcome == "repl_died"
+    measured = await container.measure()
+    assert measured.oom_kill_count is not None
+    assert measured.oom_kill_count >= 1
+    assert measured.memory_peak_bytes is not None
+    assert measured.memory_peak_bytes <= 128 << 20
+
+
+async def test_a_fork_bomb_is_bounded_and_ends(subject: Subject) -> None:
+    if subject.level("pids") is not Level.SANDBOX:
+        pytest.skip(f"{subject.driver.name} does not hold the number of processes here")
+    container, speaker = await subject.start(pids_limit=32)
+    ran = await speaker.run(
+        textwrap.dedent("""
+        import os, signal
+        number = 0
+        try:
+            while number < 500:
+                if os.fork() == 0:
+                    signal.pause()
+                    os._exit(0)
+                number += 1
+        except OSError as error:
+            print(error.errno)
+        print(number)
+        """)
+    )
+    assert ran.last <= 32
+    measured = await container.measure()
+    if mechanism(container.enforcement, "pids").startswith("cgroup"):
+        assert measured.pids_limit_hits is not None
+        assert measured.pids_limit_hits >= 1
+    await container.destroy()
+    assert processes_with(container.sandbox_id) == []
+
+
+async def test_a_racing_fork_bomb_is_ended_by_destroy(subject: Subject) -> None:
+    if subject.level("pids") is not Level.SANDBOX:
+        pytest.skip(f"{subject.driver.name} does not hold the number of processes here")
+    container, speaker = await subject.start(pids_limit=24)
+    await speaker.start(
+        "import os\n"
+        "print('started', flush=True)\n"
+        "while True:\n"
+        "    try:\n"
+        "        os.fork()\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    async with asyncio.timeout(GUARD_SECONDS):
+        while (await speaker.receive())[0]["type"] != "output":
+            pass
+    await container.destroy()
+    assert processes_with(container.sandbox_id) == []
+
+
+async def test_open_files_are_bounded(subject: Subject) -> None:
+    _, speaker = await subject.start(open_files_limit=64)
+    ran = await speaker.run(
+        textwrap.dedent("""
+        import errno, json, os
+        held = []
+        try:
+            while len(held) < 1000:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+            number = 0
+        except OSError as error:
+            number = error.errno
+        for descriptor in held:
+            os.close(descriptor)
+        print(json.dumps([len(held) <= 64, number == errno.EMFILE]))
+        """)
+    )
+    assert ran.last == [True, True]
+
+
+async def test_the_cpu_count_inside_is_the_limit(subject: Subject) -> None:
+    subject.needs_container()
+    _, speaker = await subject.start(cpu_limit_millis=1000)
+    assert (await speaker.run("import os; print(os.cpu_count())")).last == 1
+
+
+async def test_cpu_time_is_held_and_measured(subject: Subject) -> None:
+    """A fifth of a CPU: code that spins for a second of wall time gets well under that."""
+    if subject.level("cpu") is not Level.SANDBOX:
+        pytest.skip("no cgroup holds the CPU limit here")
+    container, speaker = await subject.start(cpu_limit_millis=200)
+    before = (await container.measure()).cpu_seconds
+    ran = await speaker.run(
+        "import json, time\n"
+        "end = time.monotonic() + 1.0\n"
+        "while time.monotonic() < end: pass\n"
+        "print(json.dumps(time.process_time()))\n"
+    )
+    after = (await container.measure()).cpu_seconds
+    assert before is not None
+    assert after is not None
+    assert 0.01 < after - before < 0.8
+    assert ran.outcome == "completed"

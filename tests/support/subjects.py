@@ -1,0 +1,85 @@
+"""The drivers under test: which there are, how each is made, and what a test asks of one.
+
+Called by the conformance suite and its fixtures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from sandbox.drivers import NAMES, procfs
+from sandbox.drivers.bubblewrap import BubblewrapDriver
+from sandbox.drivers.driver import (
+    Container,
+    Driver,
+    Enforcement,
+    Isolation,
+    Level,
+    Statement,
+)
+from sandbox.drivers.fake import FakeDriver
+from tests.support.sandboxes import LIMITS, Speaker, request
+
+ROOT = os.geteuid() == 0
+WITHOUT_CGROUPS = "bubblewrap-without-cgroups"
+# For an ordinary user that is what bubblewrap is anyway, or a scope of systemd.
+KINDS = (*NAMES, WITHOUT_CGROUPS) if ROOT else NAMES
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """One driver under test, prepared."""
+
+    kind: str
+    driver: Driver
+    statement: Statement
+
+    async def start(self, **limits: int) -> tuple[Container, Speaker]:
+        """Makes a sandbox and waits until it is ready."""
+        container = await self.driver.create(request(limits=dataclasses.replace(LIMITS, **limits)))
+        speaker = Speaker(container)
+        await speaker.ready()
+        return container, speaker
+
+    def needs_container(self) -> None:
+        """Skips what a driver without isolation cannot show."""
+        if self.statement.isolation is Isolation.PROCESS:
+            pytest.skip(f"{self.driver.name} isolates nothing")
+
+    def level(self, limit: str) -> Level:
+        """At which level a limit is held here."""
+        return next(entry.level for entry in self.statement.enforcement if entry.limit == limit)
+
+
+def make_driver(kind: str, owner: str, folder: Path) -> Driver:
+    """Makes a driver of a kind, with all it writes below a folder but its cgroups and locks."""
+    if kind == "fake":
+        return FakeDriver(owner, folder / "state")
+    place = {"shared": folder / "shared"}
+    if kind == WITHOUT_CGROUPS:
+        place["cgroup_root"] = folder / "absent"
+    return BubblewrapDriver(owner, folder / "state", **place)
+
+
+def processes_with(text: str) -> list[int]:
+    """Running processes outside whose command line holds a text."""
+    sought = text.encode()
+    return [
+        pid
+        for pid in procfs.pids()
+        if pid != os.getpid() and sought in procfs.read(pid, "cmdline") and procfs.alive(pid)
+    ]
+
+
+def mechanism(enforcement: object, limit: str) -> str:
+    """What holds a limit."""
+    assert isinstance(enforcement, tuple)
+    return next(
+        entry.mechanism
+        for entry in enforcement
+        if isinstance(entry, Enforcement) and entry.limit == limit
+    )
