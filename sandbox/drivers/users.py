@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sandbox.drivers import procfs
 from sandbox.drivers.driver import StartFailed
+from sandbox.drivers.launch import SHELL, as_uid
 
 FIRST_UID = 200_000
 SLOTS = 512  # sandboxes one host can hold at once
@@ -163,20 +164,20 @@ def make_user_namespace(uid: int) -> int:
     Raises:
         StartFailed: The kernel refused.
     """
+    # Not Popen's `user`: with it Python forks instead of vforking, and a library's fork handlers
+    # (gRPC starts threads in them) run in the child, which then dies now and then.
     try:
         holder = subprocess.Popen(
-            ["/usr/bin/unshare", "--user", "--keep-caps", "--", "/bin/sh", "-c", _HOLD],
+            [*as_uid(uid), "/usr/bin/unshare", "--user", "--keep-caps", "--", SHELL, "-c", _HOLD],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={},
             cwd="/",
-            user=uid,
-            group=uid,
-            extra_groups=(),
         )
     except OSError as error:
-        raise StartFailed(f"cannot run unshare (install util-linux): {error}") from error
+        problem = f"cannot run setpriv and unshare (install util-linux): {error}"
+        raise StartFailed(problem) from error
     with holder:
         assert holder.stdin
         assert holder.stdout
@@ -193,6 +194,7 @@ def make_user_namespace(uid: int) -> int:
                     return found
                 os.close(found)
             problem = holder.stderr.read(2000).decode("utf-8", "replace").strip()
+            problem = problem or f"unshare ended with {holder.wait()} and said nothing"
         except OSError as error:
             problem = str(error)
         finally:

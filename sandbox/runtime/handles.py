@@ -52,9 +52,9 @@ class Child:
         return self._finish(pending.result())
 
     @property
-    def status(self) -> Any:
-        """Where the child is in its life: `state`, `ending`, `depth`, `child_count`."""
-        return self._look("status")
+    def status(self) -> str:
+        """The child's state, for example `running`."""
+        return str(self._look("status")["state"])
 
     def cancel(self) -> None:
         """Ends the child and all below it; returns once they have ended."""
@@ -129,8 +129,8 @@ class AsyncChild:
             raise errors.ResultTimeoutError(message) from None
         return self._child._finish(data)
 
-    async def status(self) -> Any:
-        """Returns where the child is in its life."""
+    async def status(self) -> str:
+        """Returns the child's state."""
         return await _in_thread(lambda: self._child.status)
 
     async def cancel(self) -> None:

@@ -102,7 +102,8 @@ class Repl:
         header = order.header
         self._guest.describe(header["invocation"], header["depth"], header["max_depth"])
         if header["mode"] == "program":
-            self._namespace["invoke"] = self._guest.invoke
+            for name in ("invoke", "ainvoke", "spawn", "aspawn"):
+                self._namespace[name] = getattr(self._guest, name)
         for name, data in order.inputs:
             self._namespace[name] = self._guest.decode(data, name)
 

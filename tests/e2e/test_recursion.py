@@ -76,7 +76,7 @@ def test_a_childs_contract_is_its_callers(client: hutch.Client) -> None:
     )
     path, expected, got = client.invoke(program=program)
     assert path == "result[1]"
-    assert "integer" in expected
+    assert expected == "int"
     assert "null" in got or "None" in got
 
 
@@ -175,6 +175,3 @@ def test_one_hundred_children_at_once_all_return(client: hutch.Client) -> None:
     assert client.invoke(program=program, timeout_seconds=100.0) == sum(range(100))
 
 
-def test_limits_named_too_deep_are_refused(client: hutch.Client) -> None:
-    with pytest.raises(hutch.QuotaExceededError):
-        client.invoke(program="return 1", max_depth=16, max_concurrent=1)
