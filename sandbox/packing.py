@@ -53,7 +53,7 @@ class PackingFailed(Exception):
 
 
 def start_arguments(archive: str) -> list[str]:
-    """Returns what follows the interpreter on a supervisor's command line; then come its options."""
+    """Returns what follows the interpreter on a command line; the supervisor's options come next."""
     return ["-I", "-S", "-c", BOOT, archive]
 
 

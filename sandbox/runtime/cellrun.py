@@ -15,8 +15,16 @@ if TYPE_CHECKING:
     from .outputs import Outputs
     from .processes import Process
 
-# What each step of stopping a cell sends to the REPL and to the cell's other processes.
-STEPS = ((SIGINT, SIGINT), (SIGINT, SIGTERM), (SIGINT, SIGKILL), (SIGKILL, SIGKILL))
+# What each step of stopping a cell sends to the REPL and to the cell's other processes. While the
+# others are being ended the REPL is left alone, so that code which waits for them can go on.
+NOTHING = 0
+STEPS = (
+    (SIGINT, SIGINT),
+    (NOTHING, SIGTERM),
+    (NOTHING, SIGKILL),
+    (SIGINT, SIGKILL),
+    (SIGKILL, SIGKILL),
+)
 
 
 class CellRun:
@@ -82,7 +90,8 @@ class CellRun:
         if self.reason and now >= self._next_step and self._step < len(STEPS):
             to_repl, to_others = STEPS[self._step]
             signal_all(self.own_processes(), to_others)
-            signal_one(self.repl_pid, to_repl)
+            if to_repl != NOTHING:
+                signal_one(self.repl_pid, to_repl)
             self._step += 1
             self._next_step = now + self._grace
 

@@ -34,7 +34,7 @@ class Cell:
         body: its code, to be evaluated in the namespace; with `is_async` it gives a coroutine.
         shown: the code of a trailing expression, or None.
         is_function: whether `body` gives the cell's value, or `(END, shown)` when it ran to an end.
-        raises: the first and last lines of every top-level `raise X(...)`.
+        raises: the first and last lines of every top-level `raise X(...)` that is final.
     """
 
     __slots__ = ("body", "is_async", "is_function", "raises", "shown")
@@ -64,11 +64,7 @@ def compile_cell(source: str, filename: str) -> Cell:
     tree: Any = compile(source, filename, "exec", ONLY_TREE, dont_inherit=True)
     found = list(_scope(tree.body))
     is_async = any(_is_await(node) for node in found)
-    raises = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in found
-        if isinstance(node, _ast.Raise) and isinstance(node.exc, _ast.Call)
-    ]
+    raises = _final_raises(found)
     if any(isinstance(node, _ast.Return) for node in found):
         body = _compile_function(tree, found, source, filename, is_async)
         return Cell(body, None, is_async, True, raises)
@@ -106,6 +102,26 @@ def _compile_function(
     codes = [const for const in outer.co_consts if hasattr(const, "co_code")]
     code: CodeType = codes[-1]
     return code.replace(co_flags=code.co_flags & ~OPTIMIZED_NEW_LOCALS, co_firstlineno=1)
+
+
+def _final_raises(found: list[Any]) -> list[tuple[int, int]]:
+    """Returns the places of every `raise X(...)` that no handler of the cell can raise again.
+
+    A bare `raise` leaves no trace in the traceback, so a handler that has one counts as if it
+    caught whatever is raised in its block.
+    """
+    caught = set()
+    for node in found:
+        for handler in getattr(node, "handlers", ()):
+            if any(isinstance(n, _ast.Raise) and n.exc is None for n in _scope(handler.body)):
+                caught |= {id(inner) for inner in _scope(node.body)}
+    return [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in found
+        if isinstance(node, _ast.Raise)
+        and isinstance(node.exc, _ast.Call)
+        and id(node) not in caught
+    ]
 
 
 def _scope(nodes: list[Any]) -> Iterator[Any]:

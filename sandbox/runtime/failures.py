@@ -45,8 +45,8 @@ def describe(error: BaseException, cell: Cell | None, own_folder: str) -> dict[s
 def left_by_raise(error: BaseException, cell: Cell) -> bool:
     """Tells whether the exception is one that a top-level `raise X(...)` made and nobody caught.
 
-    Its traceback then ends in the cell's own frame, at an instruction that raises (and is no bare
-    re-raise, which would have put a second entry of the same frame before the first).
+    Its traceback then ends in the cell's own frame, at an instruction that raises, in the lines of
+    such a statement.
     """
     place = _cell_entry(error.__traceback__, cell)
     if place is None or place.tb_next is not None:

@@ -179,22 +179,23 @@ class _Writer:
         return self._container(hint, origin, typing.get_args(hint))
 
     def _container(self, hint: Any, origin: type, args: tuple[Any, ...]) -> dict[str, Any]:
-        item = self.write(args[0]) if args and args[0] != () else None
         if origin is tuple:
             return wrap("$tuple", self._tuple(hint, args))
+        if origin in hints.MAPPINGS:
+            return self._mapping(args)
+        if hasattr(origin, "__hutch_artifact__"):
+            return wrap("$artifact", _TEXT)
+        lists = (*hints.LISTS, *hints.SEQUENCES)
+        if origin not in (set, frozenset, *hints.SETS, *lists):
+            raise self._inexpressible(hint)
+        item = self.write(args[0]) if args else None
         if origin in hints.LISTS:
             return sequence(item)
         if origin in hints.SEQUENCES:
             return any_of(sequence(item), wrap("$tuple", sequence(item)))
         if origin in (set, frozenset):
             return wrap(f"${origin.__name__}", sequence(item))
-        if origin in hints.SETS:
-            return any_of(*(wrap(key, sequence(item)) for key in ("$set", "$frozenset")))
-        if origin in hints.MAPPINGS:
-            return self._mapping(args)
-        if hasattr(origin, "__hutch_artifact__"):
-            return wrap("$artifact", _TEXT)
-        raise self._inexpressible(hint)
+        return any_of(*(wrap(key, sequence(item)) for key in ("$set", "$frozenset")))
 
     def _tuple(self, hint: Any, args: tuple[Any, ...]) -> dict[str, Any]:
         if hint is tuple or hint is typing.Tuple:  # noqa: UP006

@@ -24,7 +24,7 @@ class Settings:
         self.workspace = "/workspace"
         self.repl_uid = -1
         self.open_files = 0
-        self.grace_seconds = 0.4
+        self.grace_seconds = 0.3
         self.use_filter = True
 
 

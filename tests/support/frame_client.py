@@ -62,13 +62,7 @@ class FrameClient:
     def receive(self) -> Frame:
         """Waits for the next frame that is not output or part of a blob; those are kept aside."""
         while True:
-            while not self._ready:
-                data = self._socket.recv(1 << 20)
-                if not data:
-                    self._decoder.close()
-                    raise EOFError("the supervisor closed the channel")
-                self._ready += self._decoder.feed(data)
-            frame = self._ready.pop(0)
+            frame = self._next()
             if frame.type == "blob":
                 blob = self._blobs.setdefault(frame.header["blob"], bytearray())
                 assert len(blob) == frame.header["offset"]
@@ -77,6 +71,28 @@ class FrameClient:
                 self._take_output(frame)
             else:
                 return frame
+
+    def receive_output(self) -> None:
+        """Waits for one frame of output; others stay for later."""
+        later = []
+        while (frame := self._next()).type != "output":
+            later.append(frame)
+        self._ready[:0] = later
+        self._take_output(frame)
+
+    def wait_output(self, cell: str, text: bytes) -> None:
+        """Waits until a cell has printed exactly this on its standard output."""
+        while bytes(self.output.get((cell, "stdout"), b"")) != text:
+            self.receive_output()
+
+    def _next(self) -> Frame:
+        while not self._ready:
+            data = self._socket.recv(1 << 20)
+            if not data:
+                self._decoder.close()
+                raise EOFError("the supervisor closed the channel")
+            self._ready += self._decoder.feed(data)
+        return self._ready.pop(0)
 
     def expect(self, kind: str) -> Frame:
         """Waits for a frame that must be of this type."""
