@@ -108,7 +108,7 @@ def find_items():
         path
         for path in LIBRARY.iterdir()
         if path.name not in NOT_MEASURED
-        and (path.suffix == ".py" or (path / "__init__.py").is_file())
+        and ((path.suffix == ".py" and path.is_file()) or (path / "__init__.py").is_file())
     )
 
 
