@@ -231,12 +231,16 @@ class Supervisor:
         if self._lock is None:
             return 0  # somebody else serves it already, and that was all that was wanted
         with self._lock:
+            # The one before us may have removed the sockets' folder as its last act.
+            await asyncio.to_thread(local.prepare, self._paths.state)
             self._paths.logs.mkdir(mode=0o700, exist_ok=True)
             try:
                 await self._start()
                 await self._serve()
             finally:
                 await self._end_all()
+            with suppress(OSError):
+                self._paths.runtime.rmdir()  # only when nobody uses it
         return 0
 
     def _on_signal(self) -> None:
