@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 
 import grpc
 import grpc.aio
@@ -70,6 +70,7 @@ class Attachment:
         self._output_since_ack = 0
         self._stream: Stream | None = None
         self._answered: dict[CallId, cmd.Reply] = {}
+        self._resume: hs.SandboxAttached | None = None
         self.capture: cmd.CaptureArtifacts | None = None
         self.gone = asyncio.Event()
 
@@ -210,6 +211,7 @@ class Attachment:
             assert isinstance(response, hs.AttachSandboxResponse)
             try:
                 done = await self._handle(response)
+                self._reply_again(max(self._sequence, response.sequence))
             except (BlobRefused, OutputGap) as problem:
                 raise SandboxDenied(str(problem)) from problem
             if not response.sequence:
@@ -271,7 +273,7 @@ class Attachment:
         loop = self._services.loop
         match response.WhichOneof("event"):
             case "attached":
-                self._reply_again(response.attached.open_call_ids)
+                self._resume = response.attached
             case "ready":
                 return loop.post(
                     ev.SandboxStarted(
@@ -298,11 +300,15 @@ class Attachment:
                 return self._gone(response.gone)
         return None
 
-    def _reply_again(self, open_call_ids: Iterable[str]) -> None:
+    def _reply_again(self, sequence: int) -> None:
+        """Answers the calls that were open when the stream was attached, once the events that the
+        host had by then are handled: a call among them may be one that was never heard."""
+        resume = self._resume
         node = self._services.loop.state.live(self._invocation_id)
-        if node is None:
+        if resume is None or sequence < resume.last_sequence or node is None:
             return
-        for open_id in open_call_ids:
+        self._resume = None
+        for open_id in resume.open_call_ids:
             call_id = CallId(open_id)
             if call_id in self._answered:
                 self.reply(self._answered[call_id])

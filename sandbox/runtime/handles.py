@@ -131,7 +131,8 @@ class AsyncChild:
 
     async def status(self) -> str:
         """Returns the child's state."""
-        return await _in_thread(lambda: self._child.status)
+        state: str = await _in_thread(lambda: self._child.status)
+        return state
 
     async def cancel(self) -> None:
         """Ends the child and all below it."""

@@ -49,7 +49,8 @@ def test_invoke_sends_all_that_it_was_given_and_returns_the_value(client: FrameC
     answers = Answers(client, [1, 2])
     cell = client.start(
         "import hutch\n"
-        "return hutch.invoke(hutch.ReturnType(list[int]), program='''\n    x = 1\n    return x\n''',"
+        "return hutch.invoke(hutch.ReturnType(list[int]),"
+        " program='''\n    x = 1\n    return x\n''',"
         " inputs={'label': 7}, items=(1, 2), label='name', timeout_seconds=1.5, max_depth=3,"
         " max_children=5, memory_limit_bytes=1000, artifact_patterns=['a/*'], retry_on_loss=True)"
     )
@@ -255,7 +256,7 @@ def test_a_handle_does_what_it_says(client: FrameClient) -> None:
     cell = client.start("import hutch\nchild = hutch.spawn(int, program='pass')")
     assert client.finish(cell, answers).outcome == "completed"
     cell = client.start(
-        "seen = [child.id, child.status['state'], child.output('stderr', 2, 5)]\n"
+        "seen = [child.id, child.status, child.output('stderr', 2, 5)]\n"
         "seen.append([a.name for a in child.artifacts])\nchild.cancel()\n"
         "try:\n    child.result()\nexcept hutch.InvocationCancelled as e:\n"
         "    return seen, e.child_id"
@@ -298,7 +299,7 @@ def test_an_async_handle_is_awaitable(client: FrameClient) -> None:
     answers = Answers(client, "inv_child", 5, {"state": "ended"})
     cell = client.start(
         "import hutch\nchild = await hutch.aspawn(program='pass')\n"
-        "return await child.result(), (await child.status())['state']"
+        "return await child.result(), await child.status()"
     )
     assert returned(client.finish(cell, answers)) == (5, "ended")
 
