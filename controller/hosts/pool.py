@@ -11,8 +11,11 @@ import asyncio
 import grpc
 import grpc.aio
 import structlog
+from google.rpc import error_details_pb2  # type: ignore[import-untyped]
+from grpc_status import rpc_status
 
 from controller.convert import evidence_in
+from controller.core.errors import Reason
 from controller.core.ids import SandboxId
 from controller.core.model import Evidence, GoneCause
 from controller.engine import commands as cmd
@@ -32,6 +35,16 @@ _REFUSED = (
     grpc.StatusCode.RESOURCE_EXHAUSTED,
     grpc.StatusCode.INTERNAL,
 )
+
+
+def _reason(problem: grpc.aio.AioRpcError) -> str:
+    """The reason that a host gave, empty where it gave none."""
+    status = rpc_status.from_call(problem)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details if status is not None else ():
+        if detail.Unpack(info):
+            return str(info.reason)
+    return ""
 
 
 class HostPool:
@@ -129,10 +142,7 @@ class HostPool:
         if code is grpc.StatusCode.NOT_FOUND:
             await attachment.lost(GoneCause.LOST, "the host no longer knows it", evidence)
             return True
-        not_enforceable = code is grpc.StatusCode.FAILED_PRECONDITION and "NOT_ENFORCEABLE" in str(
-            problem
-        )
-        if code in _REFUSED or not_enforceable:
+        if code in _REFUSED or _reason(problem) == Reason.NOT_ENFORCEABLE:
             await attachment.lost(GoneCause.START_FAILED, details, evidence)
             return True
         return False  # fenced, unavailable or cut: the link says when to try again
