@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import grpc
 from google.protobuf.message import DecodeError
-from google.rpc import error_details_pb2, status_pb2
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from hutch import types as t
 from hutch.errors import (

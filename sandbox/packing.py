@@ -31,7 +31,8 @@ MAIN = f"import sys\nfrom {PACKAGE}.supervisor import main\nmain(sys.argv[1:])\n
 
 # Runs in the sandbox's interpreter: sources come in, code with an unchecked hash goes out.
 COMPILER = """
-import importlib._bootstrap_external as external, _imp, sys
+import importlib._bootstrap_external as external, _imp, __future__, sys
+future = b"from __future__ import annotations\\n"
 source = sys.stdin.buffer
 target = sys.stdout.buffer
 while True:
@@ -40,7 +41,10 @@ while True:
         break
     name, size = head[0].decode(), int(head[1])
     text = source.read(size)
-    code = compile(text, "<hutch>/" + name, "exec", dont_inherit=True, optimize=0)
+    # What the statement asks for is given as a flag: it would import a module at the start.
+    flags = __future__.annotations.compiler_flag if future in text else 0
+    plain = text.replace(future, b"\\n", 1)
+    code = compile(plain, "<hutch>/" + name, "exec", flags, dont_inherit=True, optimize=0)
     digest = _imp.source_hash(external._RAW_MAGIC_NUMBER, text)
     data = external._code_to_hash_pyc(code, digest, checked=False)
     target.write(b"%s %d\\n" % (name.encode(), len(data)))

@@ -39,7 +39,7 @@ _REFUSED = (
 
 def _reason(problem: grpc.aio.AioRpcError) -> str:
     """The reason that a host gave, empty where it gave none."""
-    status = rpc_status.from_call(problem)
+    status = rpc_status.from_call(problem)  # type: ignore[arg-type]
     info = error_details_pb2.ErrorInfo()
     for detail in status.details if status is not None else ():
         if detail.Unpack(info):

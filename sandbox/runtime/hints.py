@@ -276,10 +276,12 @@ class _Converter:
         for member in kind:
             if type(member.value) is type(raw) and member.value == raw:
                 return member
-        try:
-            return kind(raw)  # flags have values that no single member has
-        except (ValueError, TypeError):
-            raise _Misfit(describe(kind), value) from None
+        if issubclass(kind, enum.Flag) and type(raw) is int:
+            try:
+                return kind(raw)  # flags have values that no single member has
+            except ValueError:
+                pass
+        raise _Misfit(describe(kind), value)
 
     def _object(self, value: Any, cls: Any, fields: Fields, args: tuple[Any, ...]) -> Any:
         if not issubclass(cls, dict) and isinstance(value, cls):

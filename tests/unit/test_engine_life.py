@@ -45,9 +45,9 @@ def test_a_program_returns_after_its_check_its_capture_and_its_end() -> None:
     assert node.ending is None
     world.accept(node)
     assert (ending_of(node), node.value) == (EndingKind.RETURNED, Value(json=b"41"))
-    assert node.state is State.ENDING
+    assert state_of(node) is State.ENDING
     world.captured(node)
-    assert node.state is State.ENDED
+    assert state_of(node) is State.ENDED
     assert [type(item) for item in world.take(cmd.DestroySandbox)] == [cmd.DestroySandbox]
     world.gone(node)
     assert world.state.trees[node.tree_id].over

@@ -107,8 +107,9 @@ JSON = st.recursive(
         | st.dictionaries(st.text(), inner)
         | st.dictionaries(
             st.sampled_from(
-                "$tuple $set $bytes $float $str $datetime $time $date $timedelta $decimal $uuid $path "
-                "$range $map $dict $enum $object $complex $ndarray $dataframe $artifact $tool".split()
+                "$tuple $set $bytes $float $str $datetime $time $date $timedelta $decimal "
+                "$uuid $path $range $map $dict $enum $object $complex $ndarray $dataframe "
+                "$artifact $tool".split()
             ),
             inner,
             max_size=1,

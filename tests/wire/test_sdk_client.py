@@ -10,7 +10,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from google.rpc import code_pb2
+from google.rpc import code_pb2  # type: ignore[import-untyped]
 
 import hutch
 from hutch import types
