@@ -57,7 +57,7 @@ class PackingFailed(Exception):
 
 
 def start_arguments(archive: str) -> list[str]:
-    """Returns what follows the interpreter on a command line; the supervisor's options come next."""
+    """Returns what follows the interpreter on a command line, up to the supervisor's options."""
     return ["-I", "-S", "-c", BOOT, archive]
 
 

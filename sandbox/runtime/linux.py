@@ -61,18 +61,29 @@ def install_filter(supervisor_pid: int) -> bool:
     Returns:
         Whether the filter holds.
     """
-    from array import array
-
     from .syscalls import build_filter
 
     program = build_filter(posix.uname().machine, supervisor_pid)
     if not program or prctl(PR_SET_NO_NEW_PRIVS, 1) != 0:
         return False
-    code = array("B", program)
-    address = code.buffer_info()[0]
+    kept, address = _place(program)
     # struct sock_fprog: the number of 8-byte instructions, padding, a pointer to them.
     head = (len(program) // 8).to_bytes(2, "little") + bytes(6) + address.to_bytes(8, "little")
-    return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head) == 0
+    holds = prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head) == 0
+    del kept
+    return holds
+
+
+def _place(data: bytes) -> tuple[object, int]:
+    """Copies bytes to a place in memory; it stays there as long as the first result does."""
+    import _ctypes
+
+    # The module `array` would do it too, and import `collections.abc` first.
+    octet = type("octet", (_ctypes._SimpleCData,), {"_type_": "B"})
+    octets = type("octets", (_ctypes.Array,), {"_type_": octet, "_length_": len(data)})
+    library: Any = octets
+    copy = library.from_buffer_copy(data)
+    return copy, int(_ctypes.addressof(copy))
 
 
 def has_capability(bit: int) -> bool:
