@@ -45,6 +45,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.stdout_bytes = record.stdout_bytes
             node.stderr_bytes = record.stderr_bytes
             node.checking = record.value if record.check else None
+            node.capturing = record.capture
         case rec.ValueChecked():
             node.checking = None
             node.value_artifacts = record.artifact_ids if record.accepted else ()
@@ -52,11 +53,12 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.ending = record.ending
             node.value = record.value
             node.checking = None
-            node.capturing = record.capture
+            node.capturing = node.capturing or record.capture
             node.state = State.ENDING
             state.queue.pop(node.invocation_id, None)
         case rec.CaptureEnded():
             node.capturing = False
+            node.captured = True
             node.refused_count = record.refused_count
         case rec.Ended():
             _ended(state, node, record)
@@ -164,6 +166,7 @@ def _abandoned(state: EngineState, node: Node, record: rec.AttemptAbandoned) -> 
     node.cell_outcome = None
     node.cell_evidence = None
     node.checking = None
+    node.capturing = node.captured = False
     node.calls.clear()
     node.waiting_calls = 0
     for child in state.children_of(node):

@@ -19,6 +19,7 @@ from controller.core.model import (
     EndingKind,
     Evidence,
     GoneCause,
+    Mode,
     State,
 )
 from controller.engine import events as ev
@@ -178,6 +179,7 @@ def _cell_ended(draft: Draft, event: ev.CellEnded) -> None:
             stderr_bytes=event.stderr_bytes,
             evidence=event.evidence,
             check=check,
+            capture=check and node.spec.mode is Mode.PROGRAM,
         )
     )
     if node.ending is None and not check:
@@ -230,7 +232,7 @@ def _sandbox_gone(draft: Draft, event: ev.SandboxGone) -> None:
     node = _current(draft, event.invocation_id, event.sandbox_id)
     if node is None:
         return
-    if node.ending is None:
+    if node.ending is None and node.checking is None:  # a value that was given stays given
         ending = of_gone(event)
         if _may_retry(draft, node, ending):
             _abandon(draft, node, event)
@@ -309,7 +311,8 @@ def _host_lost(draft: Draft, event: ev.HostLost) -> None:
     for node in list(draft.state.nodes.values()):
         if node.slot is None or node.slot.host_id != event.host_id:
             continue
-        if node.ending is None:  # no new attempt: the old one may still run over there
+        if node.ending is None and node.checking is None:
+            # No new attempt: the old one may still run over there.
             decide_ending(draft, node, Ending(kind=EndingKind.HOST_LOST, message=message))
         _removed(draft, node, Evidence(detail=message))
     _drop_excess(draft)

@@ -34,7 +34,8 @@ def commands(state: EngineState, record: rec.Record) -> list[cmd.Command]:
             value = _artifact_value(record.artifact)
             return [_reply(node, record.call_id, value=value)]
         case rec.CellRecorded() if record.value is not None:
-            return [_check(node, record.value)]
+            captures = [_capture(node)] if record.capture else []
+            return [_check(node, record.value), *captures]
         case rec.EndingDecided():
             found: list[cmd.Command] = [cmd.DropDeadline(invocation_id=node.invocation_id)]
             if record.capture:
@@ -55,12 +56,12 @@ def recovery(state: EngineState) -> list[cmd.Command]:
             continue
         if node.ending is None:
             found.append(_deadline(node))
+        if node.checking is not None:
+            found.append(_check(node, node.checking))
         if node.slot is None:
             continue
         if node.ending is None or node.capturing:
             found.append(_start(node))
-        if node.checking is not None:
-            found.append(_check(node, node.checking))
         if node.capturing:
             found.append(_capture(node))
     return found

@@ -123,6 +123,7 @@ class CellRecorded:
     stderr_bytes: int
     evidence: Evidence
     check: bool
+    capture: bool = False  # the cell was the last one, whatever the check says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

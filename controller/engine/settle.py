@@ -16,7 +16,8 @@ from controller.engine.state import Node
 
 def decide_ending(draft: Draft, node: Node, ending: Ending, *, value: Value | None = None) -> None:
     """Makes an ending final, with all live descendants' (cause: the parent ended)."""
-    captures = node.slot is not None and node.state in (State.RUNNING, State.WAITING)
+    running = node.slot is not None and node.state is State.RUNNING
+    captures = running and not node.capturing and not node.captured
     lost = ending.kind in (
         EndingKind.SANDBOX_LOST,
         EndingKind.HOST_LOST,

@@ -90,6 +90,7 @@ class Node:
     value: Value | None = None
     value_artifacts: tuple[str, ...] = ()
     capturing: bool = False
+    captured: bool = False
     stdout_bytes: int = 0
     stderr_bytes: int = 0
     child_count: int = 0

@@ -100,6 +100,32 @@ def test_a_sandbox_that_ends_first_gives_the_ending_its_host_names(
     assert not world.take(cmd.DestroySandbox)
 
 
+def test_a_sandbox_that_dies_after_its_value_was_given_takes_nothing_back() -> None:
+    world = World()
+    node = world.started(world.request())
+    world.cell(node, value=b"5")
+    world.gone(node, GoneCause.DIED)
+    assert node.ending is None
+    world.accept(node)
+    assert (ending_of(node), node.value, node.gone) == (
+        EndingKind.RETURNED,
+        Value(json=b"5"),
+        True,
+    )
+
+
+def test_files_are_captured_while_the_value_is_checked() -> None:
+    world = World()
+    node = world.started(world.request())
+    world.cell(node)
+    assert len(world.take(cmd.CaptureArtifacts)) == 1
+    world.captured(node)
+    assert node.ending is None
+    world.accept(node)
+    assert node.ended
+    assert not world.take(cmd.CaptureArtifacts)
+
+
 def test_a_refused_value_names_path_expected_and_got() -> None:
     world = World()
     node = world.started(world.request())
@@ -356,6 +382,7 @@ def test_recovery_reaches_the_same_state_and_issues_what_is_outstanding() -> Non
         )
     kinds = [type(item).__name__ for item in recovery(state)]
     assert sorted(kinds) == [
+        "CaptureArtifacts",
         "CheckContract",
         "SetDeadline",
         "SetDeadline",
