@@ -51,8 +51,8 @@ class Repl:
         sys.modules["__main__"] = self._main
         self._namespace = self._main.__dict__
         self._namespace.update(__builtins__=sys.modules["builtins"], __annotations__={})
-        own_folder = run_child.__code__.co_filename.rpartition("/")[0] + "/"
-        self._runner = cells.Runner(self._namespace, own_folder, self._sources, shows=False)
+        self._own_folder = run_child.__code__.co_filename.rpartition("/")[0] + "/"
+        self._runner = cells.Runner(self._namespace, self._own_folder, self._sources, shows=False)
         _refuse_input()
         try:
             posix.chdir(settings.workspace)
@@ -88,7 +88,9 @@ class Repl:
         try:
             self._bind(order)
         except Exception as error:
-            failure = {"type_name": type(error).__name__, "message": str(error)[:2000]}
+            from . import failures
+
+            failure = failures.describe(error, None, self._own_folder)
             self._report(cell, cells.Outcome("errored", failure=failure))
             return
         self._channel.send({"type": "started", "cell": cell}, [])
