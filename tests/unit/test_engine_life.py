@@ -391,3 +391,13 @@ def test_recovery_reaches_the_same_state_and_issues_what_is_outstanding() -> Non
     ]
     starts = [item for item in recovery(state) if isinstance(item, cmd.StartSandbox)]
     assert [item.run for item in starts] == [True, False]
+
+
+def test_case_d5_a_parent_that_is_ending_gets_no_further_child() -> None:
+    world = World()
+    root = world.started(world.request())
+    world.cancel(root)
+    refused = world.spawn(root)
+    assert isinstance(refused, tuple)
+    assert refused[0] == "INVOCATION_ENDED"
+    assert root.child_count == 0
