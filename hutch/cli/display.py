@@ -20,6 +20,7 @@ from rich.text import Text
 from hutch import types
 from hutch.errors import Failure, HutchError, RequestRefused
 
+_WIDTH_OF_FILES = 1000
 _KEPT = frozenset("\n\t")
 _ESCAPED = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 ENDING_STYLES = {"returned": "green", "cancelled": "yellow"}
@@ -59,8 +60,12 @@ def error_console() -> Console:
 
 
 def output_console() -> Console:
-    """Standard output, for tables; nothing in a text is taken for markup."""
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False)
+    """Standard output, for tables; nothing in a text is taken for markup.
+
+    Only a terminal has a width that tables must fit into.
+    """
+    width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
 
 
 def seconds(value: float | None) -> str:

@@ -114,7 +114,7 @@ def _print(report: dict[str, Any], usable: bool) -> None:
     console = display.output_console()
 
     def say(text: str, style: str = "") -> None:
-        console.print(Text(display.safe(text), style=style))
+        console.print(Text(display.safe(text), style=style), soft_wrap=True)
 
     versions = report["versions"]
     say(", ".join(f"{name} {number or 'missing'}" for name, number in versions.items()))
