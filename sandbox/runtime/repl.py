@@ -64,9 +64,7 @@ class Repl:
 
     def serve(self) -> NoReturn:
         """Runs cells for ever."""
-        order = self._channel.next_order(IDLE_SECONDS)
-        if order is None:
-            self._preload()
+        order = self._channel.next_order(IDLE_SECONDS) or self._preload()
         while True:
             if order is not None:
                 self._run(order)
@@ -75,11 +73,15 @@ class Repl:
             except Exception:
                 order = None  # a handler of the code raised here: its signal was for a cell
 
-    def _preload(self) -> None:
+    def _preload(self) -> Order | None:
+        """Imports one module after the other until a cell comes; returns it if one came."""
         self._site.load()
         for name in PRELOADED:
             __import__(name)
-        cells.register_sources(self._sources)
+            order = self._channel.next_order(0)
+            if order is not None:
+                return order
+        return None
 
     def _run(self, order: Order) -> None:
         header = order.header

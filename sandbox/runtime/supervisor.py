@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SWEEP_WAIT = 0.002  # between two looks at /proc while processes are being killed
 END_SECONDS = 5.0
+OUTCOMES = ("completed", "returned", "raised", "errored")  # those that a REPL may tell
 FRAMES_A_TURN = 64  # of a REPL before others are served
 
 
@@ -246,6 +247,9 @@ class Supervisor:
         if kind == "done":
             if cell is None or cell.report is not None or header.get("cell") != cell.id:
                 raise frames.FrameError("a report about no running cell")
+            failure = header.get("failure")
+            if header.get("outcome") not in OUTCOMES or not isinstance(failure, (dict, type(None))):
+                raise frames.FrameError("a report that is none")
             cell.finish(header, frame.payload)
             return
         if kind == "call":

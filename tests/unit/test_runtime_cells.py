@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -525,6 +526,9 @@ def test_standard_output_can_be_opened_by_its_name(client: FrameClient) -> None:
         frames.encode({"type": "ready"}),
         frames.encode({"type": "output", "cell": "x"}, b"x"),
         frames.encode({"type": "done", "cell": "another", "outcome": "completed"}),
+        frames.encode({"type": "done", "cell": "CELL", "outcome": "timed_out"}),
+        frames.encode({"type": "done", "cell": "CELL"}),
+        frames.encode({"type": "done", "cell": "CELL", "outcome": "errored", "failure": 5}),
         frames.encode({"type": "call", "call": "x" * 100, "op": "spawn"}),
         frames.encode({"type": "call", "call": 5, "op": "spawn"}),
     ],
@@ -534,7 +538,8 @@ def test_a_repl_that_breaks_its_protocol_is_ended(client: FrameClient, frame: by
         "import os, socket, stat, time\n"
         "for fd in range(3, 100):\n"
         "    try:\n        s = socket.socket(fileno=fd)\n    except OSError: continue\n"
-        f"    s.send({frame!r})\ntime.sleep(60)"
+        f"    s.send({frame!r})\ntime.sleep(60)",
+        cell="CELL",
     )
     assert (report.outcome, report.header["signal"]) == ("repl_died", 9)
     assert returned(client.run("return 1")) == 1
@@ -575,3 +580,22 @@ def test_a_report_is_json_of_known_keys(client: FrameClient) -> None:
     )
     assert sorted(header) == sorted(names.split())
     json.dumps(header)
+
+
+def test_an_interrupt_ends_a_cell_that_awaits(client: FrameClient) -> None:
+    cell = client.start("import asyncio\nx = 1\nprint('go')\nawait asyncio.sleep(60)")
+    client.wait_output(cell, b"go\n")
+    client.send({"type": "interrupt", "cell": cell})
+    report = client.finish(cell)
+    assert (report.outcome, report.failure["type_name"]) == ("interrupted", "KeyboardInterrupt")
+    assert returned(client.run("return x")) == 1
+
+
+def test_packages_and_sources_are_found_after_an_idle_start_too(client: FrameClient) -> None:
+    # The REPL imports while it idles; what code sees must not depend on how long that was.
+    cell = client.start(
+        "import sys\nimport inspect\ndef f():\n    return 1\n"
+        "return inspect.getsource(f), 'site' in sys.modules or len(sys.meta_path)"
+    )
+    text, _ = typing.cast("tuple[str, object]", returned(client.finish(cell)))
+    assert text == "def f():\n    return 1\n"
