@@ -87,6 +87,16 @@ def decode_frame(body: Any, decode: Callable[[Any], Any]) -> Any:
     return pandas.DataFrame(dict(columns), columns=[name for name, _ in columns])
 
 
+def encode_record(record: Any, encode: Callable[[Any], Any]) -> dict[str, Any]:
+    """Encodes what stands for an array or frame where the library is missing, as it came."""
+    fields = dict(record._asdict())
+    if "columns" in fields:
+        fields["columns"] = [[encode(name), encode(items)] for name, items in fields["columns"]]
+    else:
+        fields["data"] = base64.b64encode(fields["data"]).decode("ascii")
+    return fields
+
+
 def _library(name: str) -> Any:
     """Returns one of three named libraries, or None where it is not installed."""
     if name in sys.modules:
@@ -99,4 +109,4 @@ def _library(name: str) -> Any:
 def _record(class_name: str, fields: dict[str, Any]) -> Any:
     from .records import Record
 
-    return Record(class_name, fields)
+    return Record(class_name, fields, class_name)

@@ -15,7 +15,8 @@ class Record:
     """A read-only object of a class that the receiver did not declare.
 
     Fields are attributes and items. `_class` is the sender's name for the class, `_kind` is
-    `object` or `enum` (with the fields `name` and `value`).
+    `object`, `enum` (with the fields `name` and `value`), or `ndarray` or `dataframe` where the
+    library is missing.
     """
 
     __slots__ = ("_class", "_fields", "_kind")

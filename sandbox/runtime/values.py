@@ -266,6 +266,11 @@ class _Encoder:
             if value._kind == "object":
                 inner = self._fields(value._asdict(), depth + 2, field_part)
                 return {"$object": {"class": value._class, "fields": inner}}
+            if value._kind != "enum":
+                from . import arrays
+
+                body = arrays.encode_record(value, lambda v: self.encode(v, depth + 4))
+                return {f"${value._kind}": body}
             inner = self.encode(value["value"], depth + 2)
             return {"$enum": {"class": value._class, "name": value["name"], "value": inner}}
         if hasattr(kind, "__hutch_artifact__"):

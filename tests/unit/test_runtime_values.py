@@ -273,3 +273,20 @@ def test_subclasses_of_plain_types_cross_as_what_they_extend() -> None:
     assert math.isnan(decode(encode(math.nan)))
     assert decode(encode(uuid.UUID(int=5))) == uuid.UUID(int=5)
     assert decode(encode(decimal.Decimal("1.50"))).as_tuple().exponent == -2
+
+
+TABLES = [
+    b'{"$ndarray":{"dtype":"<i8","shape":[2],"data":"AAAAAAAAAAABAAAAAAAAAA=="}}',
+    b'{"$dataframe":{"format":"columns","columns":[["a",[1,2]],["b",["x",{"$tuple":[]}]]]}}',
+    b'{"$dataframe":{"format":"arrow","data":"AAAA"}}',
+]
+
+
+@pytest.mark.parametrize("data", TABLES)
+def test_arrays_and_frames_pass_through_where_the_library_is_missing(
+    data: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.runtime.arrays._library", lambda name: None)
+    record = decode(data)
+    assert isinstance(record, Record)
+    assert encode(record) == data
