@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -122,6 +126,36 @@ def test_a_value_of_many_megabytes_is_printed(cli: Cli) -> None:
     assert done.returncode == 0
     assert len(json.loads(done.stdout)) == 3000
     assert done.stderr == ""
+
+
+def test_a_terminal_gets_a_live_tree_and_still_only_the_value_on_standard_output(cli: Cli) -> None:
+    program = cli.program(
+        "from hutch import invoke\nprint('\\x1b]0;title\\x07noise')\n"
+        "return invoke(program='return 8', label='\\x1b[2Jbelow')"
+    )
+    terminal, end = pty.openpty()
+    cli.environment["TERM"] = "xterm"
+    process = subprocess.Popen(
+        cli.command("run", program),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=end,
+        env=cli.environment,
+    )
+    os.close(end)
+    seen = b""
+    with contextlib.suppress(OSError):  # a terminal whose other end is closed answers EIO
+        while data := os.read(terminal, 65536):
+            seen += data
+    os.close(terminal)
+    assert process.communicate()[0] == b"8\n"
+    shown = seen.decode()
+    assert "\\x1b]0;title\\x07noise" in shown
+    assert "└── " in shown
+    assert "\\x1b[2Jbelow" in shown
+    assert "\x1b]0;" not in shown
+    assert "\x1b[2J" not in shown
+    assert "returned · 2 sandboxes" in shown
 
 
 def test_looking_at_what_a_run_left(cli: Cli) -> None:
