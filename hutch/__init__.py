@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hutch.aio import AsyncClient, AsyncHandle
+    from hutch.aio import AsyncClient
     from hutch.calls import ainvoke, aspawn, invoke, scope, spawn
     from hutch.client import Client, Handle, connect
     from hutch.errors import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         ValueEncodeError,
         ValueTooLargeError,
     )
+    from hutch.handles import AsyncHandle
     from hutch.local import LocalControllerError
     from hutch.policies import RecursionLimit, ReturnType
     from hutch.records import ArtifactReference, Record
@@ -111,7 +112,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hutch.aio": ("AsyncClient", "AsyncHandle"),
+    "hutch.aio": ("AsyncClient",),
+    "hutch.handles": ("AsyncHandle",),
     "hutch.calls": ("ainvoke", "aspawn", "invoke", "scope", "spawn"),
     "hutch.client": ("Client", "Handle", "connect"),
     "hutch.local": ("LocalControllerError",),

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from hutch.errors import HutchError
 
 if TYPE_CHECKING:
-    from hutch.aio import AsyncClient, AsyncHandle
+    from hutch.aio import AsyncClient
     from hutch.calls import Call
     from hutch.client import Client
+    from hutch.handles import AsyncHandle
 
 _bound: ContextVar[tuple[Client | AsyncClient, ...]] = ContextVar("hutch_clients", default=())
 

@@ -19,8 +19,8 @@ from hutch.errors import FieldInvalidError, PayloadTooLargeError
 from hutch.policies import RecursionLimit, ReturnType, inherited
 
 if TYPE_CHECKING:
-    from hutch.aio import AsyncHandle
     from hutch.client import Handle
+    from hutch.handles import AsyncHandle
 
 PROGRAM_LIMIT_BYTES = 1024 * 1024
 _scope: ContextVar[Mapping[str, Any]] = ContextVar("hutch_scope", default={})  # noqa: B039 - read only

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from hutch import ambient, calls, types
-from hutch.aio import AsyncClient, AsyncHandle
+from hutch.aio import AsyncClient
 from hutch.errors import ConnectionLostError, HutchError
+from hutch.handles import AsyncHandle
 
 Result = TypeVar("Result")
 

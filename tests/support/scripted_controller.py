@@ -1,7 +1,7 @@
 """A controller that plays a script, on a unix socket: what the SDK and the CLI say on the wire.
 
-Called by the tests of SDK and CLI. It keeps what it was sent, answers as told, and can lose answers,
-cut streams and refuse with any reason. It runs no code.
+Called by the tests of SDK and CLI. It keeps what it was sent, answers as told, and can lose
+answers, cut streams and refuse with any reason. It runs no code.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ScriptedController(
 
     # --- InvocationService ---------------------------------------------------------------------
 
-    async def OpenSession(  # noqa: N802
+    async def OpenSession(
         self, request: pb.OpenSessionRequest, context: Any
     ) -> AsyncIterator[pb.OpenSessionResponse]:
         await self._enter("OpenSession", context)
@@ -130,7 +130,7 @@ class ScriptedController(
         finally:
             self.open_sessions.discard(request.session_id)
 
-    async def CreateInvocation(  # noqa: N802
+    async def CreateInvocation(
         self, request: pb.CreateInvocationRequest, context: Any
     ) -> pb.CreateInvocationResponse:
         await self._enter("CreateInvocation", context)
@@ -152,13 +152,13 @@ class ScriptedController(
         await self._leave("CreateInvocation", context)
         return pb.CreateInvocationResponse(invocation=self.invocations[known])
 
-    async def GetInvocation(  # noqa: N802
+    async def GetInvocation(
         self, request: pb.GetInvocationRequest, context: Any
     ) -> pb.GetInvocationResponse:
         await self._enter("GetInvocation", context)
         return pb.GetInvocationResponse(invocation=await self._find(request.invocation_id, context))
 
-    async def ListInvocations(  # noqa: N802
+    async def ListInvocations(
         self, request: pb.ListInvocationsRequest, context: Any
     ) -> pb.ListInvocationsResponse:
         await self._enter("ListInvocations", context)
@@ -169,7 +169,7 @@ class ScriptedController(
         token = str(start + size) if start + size < len(ids) else ""
         return pb.ListInvocationsResponse(invocations=found, next_page_token=token)
 
-    async def WaitInvocation(  # noqa: N802
+    async def WaitInvocation(
         self, request: pb.WaitInvocationRequest, context: Any
     ) -> pb.WaitInvocationResponse:
         await self._enter("WaitInvocation", context)
@@ -184,7 +184,7 @@ class ScriptedController(
             pass
         return pb.WaitInvocationResponse(invocation=invocation)
 
-    async def WatchInvocation(  # noqa: N802
+    async def WatchInvocation(
         self, request: pb.WatchInvocationRequest, context: Any
     ) -> AsyncIterator[pb.WatchInvocationResponse]:
         await self._enter("WatchInvocation", context)
@@ -203,7 +203,7 @@ class ScriptedController(
                 lambda: invocation.state == invocation_pb2.INVOCATION_STATE_ENDED
             )
 
-    async def ReadOutput(  # noqa: N802
+    async def ReadOutput(
         self, request: pb.ReadOutputRequest, context: Any
     ) -> AsyncIterator[pb.ReadOutputResponse]:
         await self._enter("ReadOutput", context)
@@ -216,7 +216,7 @@ class ScriptedController(
             if self.cut_after:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
 
-    async def CancelInvocation(  # noqa: N802
+    async def CancelInvocation(
         self, request: pb.CancelInvocationRequest, context: Any
     ) -> pb.CancelInvocationResponse:
         await self._enter("CancelInvocation", context)
@@ -244,7 +244,7 @@ class ScriptedController(
         self.stored[artifact.artifact_id] = (artifact, content)
         return artifact
 
-    async def PutArtifact(  # noqa: N802
+    async def PutArtifact(
         self, request_iterator: AsyncIterator[artifacts_pb.PutArtifactRequest], context: Any
     ) -> artifacts_pb.PutArtifactResponse:
         await self._enter("PutArtifact", context)
@@ -261,7 +261,7 @@ class ScriptedController(
         await self._leave("PutArtifact", context)
         return artifacts_pb.PutArtifactResponse(artifact=artifact)
 
-    async def GetArtifact(  # noqa: N802
+    async def GetArtifact(
         self, request: artifacts_pb.GetArtifactRequest, context: Any
     ) -> AsyncIterator[artifacts_pb.GetArtifactResponse]:
         await self._enter("GetArtifact", context)
@@ -277,13 +277,13 @@ class ScriptedController(
             if self.cut_after:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "cut")
 
-    async def StatArtifact(  # noqa: N802
+    async def StatArtifact(
         self, request: artifacts_pb.StatArtifactRequest, context: Any
     ) -> artifacts_pb.StatArtifactResponse:
         await self._enter("StatArtifact", context)
         return artifacts_pb.StatArtifactResponse(artifact=self.stored[request.artifact_id][0])
 
-    async def ListArtifacts(  # noqa: N802
+    async def ListArtifacts(
         self, request: artifacts_pb.ListArtifactsRequest, context: Any
     ) -> artifacts_pb.ListArtifactsResponse:
         await self._enter("ListArtifacts", context)
