@@ -22,6 +22,20 @@ Result = TypeVar("Result")
 _END: Any = object()
 
 
+async def _ended() -> None:
+    """Waits until every task of a stopped loop has ended, and ends those that do not.
+
+    gRPC has tasks of its own, which end a moment after their calls. One that is left when the loop
+    is closed keeps its connection open, and its wake-up disturbs every other loop of the process.
+    """
+    for cancel in (False, True):
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            for task in left if cancel else ():
+                task.cancel()
+            await asyncio.wait(left, timeout=2)
+
+
 class _LoopThread:
     """One event loop in one thread, for one client's life."""
 
@@ -34,6 +48,7 @@ class _LoopThread:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_forever()
+            self.loop.run_until_complete(_ended())
         finally:
             self.loop.close()
 

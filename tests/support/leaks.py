@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,11 +58,11 @@ def find_leaks(before: Census, temporary: Path, patience_seconds: float = 5.0) -
     deadline = time.monotonic() + patience_seconds
     while found := _compare(before, take_census(temporary)):
         gc.collect()
+        if all(line.startswith(_CGROUP) for line in found) and _others_run_sandboxes():
+            return []  # control groups belong to the machine: these may be another run's
         if time.monotonic() > deadline:
             break
         time.sleep(0.02)
-    if all(line.startswith(_CGROUP) for line in found) and _others_run_sandboxes():
-        return []  # control groups belong to the machine: these may be another run's
     return found
 
 
@@ -83,11 +84,26 @@ def is_alive(pid: int) -> bool:
 
 
 def _compare(before: Census, after: Census) -> list[str]:
-    found = [f"descriptor {n} -> {what}" for n, what in after.descriptors - before.descriptors]
+    found = [
+        f"descriptor {number} -> {_describe(number, what)}"
+        for number, what in after.descriptors - before.descriptors
+    ]
     found += [f"process {pid}: {line}" for pid, line in after.processes - before.processes]
     found += [f"temporary {name}" for name in after.folders - before.folders]
     found += [f"{_CGROUP} {name}" for name in after.cgroups - before.cgroups]
     return sorted(found)
+
+
+def _describe(number: int, target: str) -> str:
+    """What a descriptor is; for a socket also its ends."""
+    if not target.startswith("socket:"):
+        return target
+    try:
+        with socket.socket(fileno=os.dup(number)) as copy:
+            ends = copy.family.name, copy.getsockname(), copy.getpeername()
+    except OSError as problem:
+        return f"{target} {problem.strerror}"
+    return f"{target} {ends}"
 
 
 def _others_run_sandboxes() -> bool:
