@@ -84,9 +84,7 @@ def _json_depth(document: Any) -> int:
     while level := [node for node in level if isinstance(node, dict | list)]:
         depth += 1
         level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
+            child for node in level for child in (node.values() if isinstance(node, dict) else node)
         ]
     return depth
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 import grpc
 import pytest
@@ -56,7 +57,7 @@ def test_a_port_in_use_is_said(own_stack: Stack) -> None:
 
 def test_health_is_served_and_reflection_only_when_asked(own_stack: Stack) -> None:
     with grpc.insecure_channel(own_stack.target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", "hutch.v1.InvocationService", "hutch.v1.ArtifactService"):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -70,7 +71,7 @@ def test_health_is_served_and_reflection_only_when_asked(own_stack: Stack) -> No
 
 
 def _services(channel: grpc.Channel) -> set[str]:
-    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    request: Any = reflection_pb2.ServerReflectionRequest(list_services="")
     answer = next(iter(stub.ServerReflectionInfo(iter([request]))))
     return {item.name for item in answer.list_services_response.service}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 import hutch
 from hutch import RecursionLimit, ReturnType
 
@@ -173,5 +171,3 @@ def test_one_hundred_children_at_once_all_return(client: hutch.Client) -> None:
         "return sum(h.result() for h in handles)\n"
     )
     assert client.invoke(program=program, timeout_seconds=100.0) == sum(range(100))
-
-
