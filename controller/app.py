@@ -335,11 +335,17 @@ class Controller:
         if seconds is None:
             await asyncio.Event().wait()
             return
+        clock = asyncio.get_running_loop().time
+        idle_since: float | None = None
         while True:
             self._changed.clear()
-            busy = self._sessions.count or self._loop.state.trees
+            if self._sessions.count or self._loop.state.trees:
+                idle_since = None
+                await self._changed.wait()
+                continue
+            idle_since = clock() if idle_since is None else idle_since
             try:
-                async with asyncio.timeout(None if busy else seconds):
+                async with asyncio.timeout_at(idle_since + seconds):
                     await self._changed.wait()
             except TimeoutError:
                 self._loop.draining = True

@@ -1,8 +1,8 @@
-"""Packs `sandbox.runtime` into the archive that a sandbox's interpreter starts from.
+"""Packs `sandbox.runtime` into the bundle that a sandbox's interpreter starts from.
 
-Called by the drivers, once for each interpreter. It is the one module that may write an archive,
-which is stored, not deflated, and holds code compiled by the very interpreter that will run it:
-start-up is import and compile time. Inside, the package is called `hutch`.
+Called by the drivers, once for each interpreter. Start-up is import and compile time: the bundle is
+one dictionary of code, compiled by the very interpreter that will run it, as that interpreter wrote
+it. This process never unpacks it. Inside, the package is called `hutch`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import hashlib
 import os
 import subprocess
 import tempfile
-import zipfile  # noqa: TID251 - see above
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,21 +19,24 @@ Run = Callable[[Sequence[str], bytes], bytes]
 RUNTIME = Path(__file__).parent / "runtime"
 PACKAGE = "hutch"
 COMPILE_SECONDS = 60
-STAMP = (1980, 1, 1, 0, 0, 0)  # archives of the same code are the same bytes
 
-# Importing by hand, and not running the archive itself, spares the interpreter `runpy`.
-BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); "
-    f"from {PACKAGE}.supervisor import main; main(sys.argv[2:])"
-)
-MAIN = f"import sys\nfrom {PACKAGE}.supervisor import main\nmain(sys.argv[1:])\n"
+BOOT = f"""
+import sys, marshal
+with open(sys.argv[1], "rb") as file:
+    modules = marshal.loads(file.read())
+first = {{"__name__": "{PACKAGE}.bundle"}}
+exec(marshal.loads(modules["{PACKAGE}.bundle"]), first)
+first["install"]("{PACKAGE}", modules)
+from {PACKAGE}.supervisor import main
+main(sys.argv[2:])
+"""
 
-# Runs in the sandbox's interpreter: sources come in, code with an unchecked hash goes out.
+# Runs in the sandbox's interpreter: sources come in; their names and the bundle go out.
 COMPILER = """
-import importlib._bootstrap_external as external, _imp, __future__, sys
+import __future__, marshal, sys
 future = b"from __future__ import annotations\\n"
 source = sys.stdin.buffer
-target = sys.stdout.buffer
+modules = {}
 while True:
     head = source.readline().split()
     if not head:
@@ -45,10 +47,10 @@ while True:
     flags = __future__.annotations.compiler_flag if future in text else 0
     plain = text.replace(future, b"\\n", 1)
     code = compile(plain, "<hutch>/" + name, "exec", flags, dont_inherit=True, optimize=0)
-    digest = _imp.source_hash(external._RAW_MAGIC_NUMBER, text)
-    data = external._code_to_hash_pyc(code, digest, checked=False)
-    target.write(b"%s %d\\n" % (name.encode(), len(data)))
-    target.write(data)
+    stem = name[:-len(".py")]
+    whole = sys.argv[1] if stem == "__init__" else sys.argv[1] + "." + stem
+    modules[whole] = marshal.dumps(code)
+sys.stdout.buffer.write(" ".join(sorted(modules)).encode() + b"\\n" + marshal.dumps(modules))
 """
 
 
@@ -83,8 +85,8 @@ def build_archive(python: str, destination: Path, run: Run | None = None) -> Pat
     mark = destination.with_name(destination.name + ".key")
     if destination.is_file() and mark.is_file() and mark.read_text() == key:
         return destination
-    compiled = _compile(python, sources, run)
-    _write_whole(destination, lambda path: _write_archive(path, compiled))
+    bundle = _compile(python, sources, run)
+    _write_whole(destination, lambda path: path.write_bytes(bundle))
     _write_whole(mark, lambda path: path.write_text(key))
     return destination
 
@@ -96,7 +98,7 @@ def read_sources() -> dict[str, bytes]:
 
 def digest_of(sources: dict[str, bytes]) -> str:
     """Returns a digest of modules, their names and what starts them."""
-    digest = hashlib.sha256((BOOT + MAIN + COMPILER).encode())
+    digest = hashlib.sha256((BOOT + COMPILER).encode())
     for name, source in sources.items():
         digest.update(f"{name} {len(source)}\n".encode())
         digest.update(source)
@@ -135,29 +137,19 @@ def _magic_number(python: str, run: Run) -> str:
     return magic
 
 
-def _compile(python: str, sources: dict[str, bytes], run: Run) -> dict[str, bytes]:
+def _compile(python: str, sources: dict[str, bytes], run: Run) -> bytes:
     given = b"".join(
         b"%s %d\n%s" % (name.encode(), len(source), source) for name, source in sources.items()
     )
-    output = run([python, "-I", "-S", "-c", COMPILER], given)
-    compiled = {}
-    while output:
-        head, _, rest = output.partition(b"\n")
-        name, _, size = head.partition(b" ")
-        if not size.isdigit() or len(rest) < int(size):
-            raise PackingFailed(f"{python} gave no compiled code but {head[:80]!r}")
-        compiled[name.decode()] = rest[: int(size)]
-        output = rest[int(size) :]
-    if set(compiled) != set(sources):
-        raise PackingFailed(f"{python} compiled only {len(compiled)} of {len(sources)} modules")
-    return compiled
-
-
-def _write_archive(path: Path, compiled: dict[str, bytes]) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo("__main__.py", STAMP), MAIN)
-        for name, data in compiled.items():
-            archive.writestr(zipfile.ZipInfo(f"{PACKAGE}/{name}c", STAMP), data)
+    output = run([python, "-I", "-S", "-c", COMPILER, PACKAGE], given)
+    names, _, bundle = output.partition(b"\n")
+    expected = sorted(
+        PACKAGE if name == "__init__.py" else f"{PACKAGE}.{name.removesuffix('.py')}"
+        for name in sources
+    )
+    if names.decode("utf-8", "replace").split() != expected or not bundle:
+        raise PackingFailed(f"{python} gave no compiled code but {output[:80]!r}")
+    return bundle
 
 
 def _write_whole(destination: Path, write: Callable[[Path], object]) -> None:

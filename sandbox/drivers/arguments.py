@@ -64,7 +64,7 @@ def system_folders() -> tuple[tuple[str, str, str], ...]:
 def archive_path(mark: str, sandbox_id: str) -> str:
     """Where the runtime archive is inside: with the sandbox's name, so that the command line of its
     first process, which every uid may read, says whose it is."""
-    return f"{mark}{sandbox_id}/runtime.pyz"
+    return f"{mark}{sandbox_id}/runtime.bundle"
 
 
 def tmpfs_bytes(limits: Limits, *, charged: bool) -> int:

@@ -170,7 +170,7 @@ class BubblewrapDriver:
             return done.stdout
 
         self._archives.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = self._archives / f"{self.name}.pyz"
+        kept = self._archives / f"{self.name}.bundle"
         packing.build_archive(str(machine.interpreter.executable), kept, run)
         shutil.copyfile(kept, machine.layout.archive)
         machine.layout.archive.chmod(0o644)

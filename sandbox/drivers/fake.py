@@ -197,7 +197,7 @@ class FakeDriver:
         folder = self._root / request.sandbox_id
         workspace = folder / "workspace"
         workspace.mkdir(parents=True)
-        runtime = folder / "runtime.pyz"
+        runtime = folder / "runtime.bundle"
         runtime.symlink_to(self._archive)
         limits = request.limits
         argv = [self._python, *packing.start_arguments(str(runtime))]
@@ -234,7 +234,7 @@ class FakeDriver:
 
     def _build(self) -> Path:
         self._archives.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return packing.build_archive(self._python, self._archives / f"{self.name}.pyz")
+        return packing.build_archive(self._python, self._archives / f"{self.name}.bundle")
 
 
 def _environment(workspace: Path) -> dict[str, str]:

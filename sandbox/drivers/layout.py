@@ -42,7 +42,7 @@ class Layout:
     @property
     def archive(self) -> Path:
         """The runtime archive."""
-        return self.root / "runtime.pyz"
+        return self.root / "runtime.bundle"
 
     @property
     def empty(self) -> Path:
