@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hutch
-from bench import floors, starts
+from bench import floors, sandboxes, starts
 from bench.stats import Figure
 
 RESULTS = Path(__file__).parent / "results"
@@ -82,9 +82,13 @@ def show(result: dict[str, Any], path: Path) -> None:
         print(
             f"{name:24} {ratio:.2f} (goal: at most {goal}, {'met' if ratio <= goal else 'missed'})"
         )
-    print("where a cold start goes, in ms:")
-    for name, milliseconds in result["breakdown_of_a_cold_start_ms"].items():
-        print(f"    {name:28} {milliseconds:8.2f}")
+    for title, key in (
+        ("where a cold start goes, in ms:", "breakdown_of_a_cold_start_ms"),
+        ("the steps of a sandbox alone, in ms:", "steps_of_a_sandbox_alone_ms"),
+    ):
+        print(title)
+        for name, milliseconds in result[key].items():
+            print(f"    {name:28} {milliseconds:8.2f}")
     print(f"written to {path}")
 
 
@@ -98,8 +102,10 @@ def main() -> int:
         folder.chmod(0o755)  # sandboxes run as other users
         figures = asyncio.run(measure_floors(folder, scale))
         figures.append(floors.bare_starts(folder, 4 * scale))
+        alone, steps = asyncio.run(sandboxes.lives(folder, 4 * scale))
         invocations, more = measure_invocations(folder, scale)
-        result = report(figures + invocations, more)
+        more["steps_of_a_sandbox_alone_ms"] = steps
+        result = report([*figures, alone, *invocations], more)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
