@@ -126,9 +126,14 @@ class InvocationServicer(InvocationServiceServicer):
                 cancel_on_disconnect=request.cancel_on_disconnect,
             )
         )
-        _, answer_id = self._parts.loop.state.requests[(tenant_id, request.request_id)]
+        state = self._parts.loop.state
+        _, answer_id = state.requests[(tenant_id, request.request_id)]
+        node = state.live(answer_id)
+        accepted = convert.invocation_out(node) if node is not None else None
         await done
-        return await self._created(tenant_id, answer_id)
+        if accepted is None:
+            return await self._created(tenant_id, answer_id)
+        return isv.CreateInvocationResponse(invocation=accepted)
 
     async def _checked_spec(
         self, tenant_id: TenantId, message: invocation_pb2.InvocationSpec
@@ -209,14 +214,16 @@ class InvocationServicer(InvocationServiceServicer):
         changed = self._parts.loop.watchers.subscribe(tree_id)
         try:
             async with asyncio.timeout(seconds):
-                while True:
-                    row = await self._row(LOCAL_TENANT, request.invocation_id)
-                    if row.state == State.ENDED or self._parts.loop.draining:
-                        break
-                    await changed.wait()
+                while not self._parts.loop.draining:
                     changed.clear()
+                    node = self._parts.loop.state.live(InvocationId(request.invocation_id))
+                    if node is None or node.ended:  # perhaps not durably: the row says
+                        row = await self._row(LOCAL_TENANT, request.invocation_id)
+                        if row.state == State.ENDED:
+                            break
+                    await changed.wait()
         except TimeoutError:
-            pass
+            row = await self._row(LOCAL_TENANT, request.invocation_id)
         finally:
             self._parts.loop.watchers.unsubscribe(tree_id, changed)
         return isv.WaitInvocationResponse(invocation=convert.invocation_of_row(row))

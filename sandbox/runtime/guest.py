@@ -201,6 +201,9 @@ class _Request:
         self._depths += [] if depth is None else [depth]
         self._program, self._task = _take_work(options)
         self._inputs = {**scope, **(options.pop("inputs", None) or {})}
+        if options.pop("driver", ""):
+            raise invalid("driver", "a child runs on its parent's driver")
+        options.pop("cancel_on_disconnect", None)  # a child always ends with its parent
         self._plain = {
             "label": _take_text(options, "label"),
             "template": _take_text(options, "template"),
