@@ -23,6 +23,7 @@ class StartSandbox:
     inputs: tuple[NamedValue, ...]
     granted: Granted
     depth: int
+    has_contract: bool
     run: bool = True  # False: attach only, the cell is known to have ended
 
 

@@ -182,7 +182,9 @@ def _cell_ended(draft: Draft, event: ev.CellEnded) -> None:
             capture=check and node.spec.mode is Mode.PROGRAM,
         )
     )
-    if node.ending is None and not check:
+    if check and event.checked is not None:
+        _contract_checked(draft, event.checked)
+    elif node.ending is None and not check:
         decide_ending(draft, node, of_cell(event, node.granted))
 
 

@@ -115,6 +115,7 @@ class CellEnded:
     evidence: Evidence
     output_cut: bool
     failure_errno: int | None = None
+    checked: ContractChecked | None = None  # the verdict, where it cost nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

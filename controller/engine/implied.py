@@ -35,7 +35,8 @@ def commands(state: EngineState, record: rec.Record) -> list[cmd.Command]:
             return [_reply(node, record.call_id, value=value)]
         case rec.CellRecorded() if record.value is not None:
             captures = [_capture(node)] if record.capture else []
-            return [_check(node, record.value), *captures]
+            checks = [_check(node, record.value)] if node.checking is not None else []
+            return [*checks, *captures]
         case rec.EndingDecided():
             found: list[cmd.Command] = [cmd.DropDeadline(invocation_id=node.invocation_id)]
             if record.capture:
@@ -140,6 +141,7 @@ def _start(node: Node) -> cmd.StartSandbox:
         inputs=node.spec.inputs,
         granted=node.granted,
         depth=node.depth,
+        has_contract=node.spec.contract is not None,
         run=node.cell_outcome is None and node.ending is None,
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import grpc
 import grpc.aio
@@ -35,6 +35,7 @@ from hutch.v1 import invocation_service_pb2 as isv
 log = structlog.get_logger(__name__)
 
 ACK_BYTES = 1024 * 1024
+ACK_EVENTS = 64
 Item = Callable[[], Awaitable[None]]
 Stream = grpc.aio.StreamStreamCall[hs.AttachSandboxRequest, hs.AttachSandboxResponse]
 
@@ -71,6 +72,7 @@ class Attachment:
         self._stream: Stream | None = None
         self._answered: dict[CallId, cmd.Reply] = {}
         self._resume: hs.SandboxAttached | None = None
+        self._captures_itself = False  # the cell's end began the capture
         self.capture: cmd.CaptureArtifacts | None = None
         self.gone = asyncio.Event()
 
@@ -83,7 +85,8 @@ class Attachment:
     def capture_files(self, command: cmd.CaptureArtifacts) -> None:
         """Asks for the files; asked again on a new stream."""
         self.capture = command
-        self._put(self._send_capture)
+        if not self._captures_itself:
+            self._put(self._send_capture)
 
     def _put(self, item: Item) -> None:
         if self._stream is not None:
@@ -110,6 +113,7 @@ class Attachment:
             invocation_id=command.invocation_id,
             depth=command.depth,
             max_depth=command.granted.spawn.max_depth,
+            capture=self._capture_request(command.granted.artifact_patterns),
         )
         await self._send(hs.AttachSandboxRequest(run_cell=cell))
 
@@ -130,13 +134,14 @@ class Attachment:
 
     async def _send_capture(self) -> None:
         assert self.capture is not None
-        limits = self._services.config.limits
-        capture = hs.FileCapture(
-            patterns=self.capture.patterns,
-            max_files=limits.artifact_files,
-            max_bytes=limits.artifact_bytes,
-        )
+        capture = self._capture_request(self.capture.patterns)
         await self._send(hs.AttachSandboxRequest(capture=capture))
+
+    def _capture_request(self, patterns: Iterable[str]) -> hs.FileCapture:
+        limits = self._services.config.limits
+        return hs.FileCapture(
+            patterns=patterns, max_files=limits.artifact_files, max_bytes=limits.artifact_bytes
+        )
 
     async def _write(self) -> None:
         while True:
@@ -226,12 +231,12 @@ class Attachment:
                 self._release(done, files=kind == "capture_completed")
             self._acks.append((response.sequence, done))
             if done is not None:
-                done.add_done_callback(lambda _: self._acknowledge())
-            self._acknowledge(urgent=kind != "output")
+                done.add_done_callback(lambda _: self._acknowledge(urgent=False))
+            self._acknowledge(urgent=False)
             if kind == "gone":
                 if done is not None:
                     await done
-                self._acknowledge()
+                self._acknowledge(urgent=True)
                 await self._idle.wait()
                 self.gone.set()
                 return
@@ -257,12 +262,14 @@ class Attachment:
         else:
             done.add_done_callback(let_go)
 
-    def _acknowledge(self, *, urgent: bool = True) -> None:
+    def _acknowledge(self, *, urgent: bool) -> None:
+        """Lets the host forget what is durable: in lots, since each one costs a message."""
         while self._acks and (self._acks[0][1] is None or self._acks[0][1].done()):
             sequence, done = self._acks.popleft()
             if done is not None and (done.cancelled() or done.exception() is not None):
                 return  # it was not journalled, so the host must keep it
-            if urgent or self._output_since_ack >= ACK_BYTES:
+            many = sequence - self._ack_due >= ACK_EVENTS
+            if urgent or many or self._output_since_ack >= ACK_BYTES:
                 self._ack_due = sequence
                 self._output_since_ack = 0
         if self._ack_due > self._acked:
@@ -350,6 +357,7 @@ class Attachment:
 
     async def _cell(self, cell: hs.CellCompleted) -> asyncio.Future[None]:
         tenant_id = self._command.tenant_id
+        self._captures_itself = self._command.run
         if cell.stdout_bytes or cell.stderr_bytes:
             await self._services.output.sync(tenant_id, self._output_id)
         failure = convert.failure_in(cell.failure) if cell.HasField("failure") else None
@@ -369,11 +377,15 @@ class Attachment:
                         message=refused.message,
                         reason=refused.reason.value,
                     )
+        checked = None
+        if value is not None and not self._command.has_contract:
+            checked = self._services.checker.check_small(self._invocation_id, value)
         return self._services.loop.post(
             ev.CellEnded(
                 invocation_id=self._invocation_id,
                 sandbox_id=self._command.sandbox_id,
                 cell_id=CellId(cell.cell_id),
+                checked=checked,
                 outcome=outcome,
                 value=value,
                 failure=failure,

@@ -452,6 +452,7 @@ class RunCell(_message.Message):
     DEPTH_FIELD_NUMBER: _builtins.int
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    CAPTURE_FIELD_NUMBER: _builtins.int
     cell_id: _builtins.str
     """The cell's id, `cell_...`."""
     mode: _invocation_pb2.InvocationMode.ValueType
@@ -474,6 +475,12 @@ class RunCell(_message.Message):
     def timeout(self) -> _duration_pb2.Duration:
         """The cell's wall-clock limit; unset means none of its own."""
 
+    @_builtins.property
+    def capture(self) -> Global___FileCapture:
+        """What to capture as soon as the cell has ended, without being asked again; unset means nothing.
+        It is the sandbox's one capture.
+        """
+
     def __init__(
         self,
         *,
@@ -485,10 +492,11 @@ class RunCell(_message.Message):
         depth: _builtins.int = ...,
         max_depth: _builtins.int = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        capture: Global___FileCapture | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "timeout", b"timeout"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "code", b"code", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "code", b"code", "depth", b"depth", "inputs", b"inputs", "invocation_id", b"invocation_id", "max_depth", b"max_depth", "mode", b"mode", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "cell_id", b"cell_id", "code", b"code", "depth", b"depth", "inputs", b"inputs", "invocation_id", b"invocation_id", "max_depth", b"max_depth", "mode", b"mode", "timeout", b"timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -82,6 +82,7 @@ class HostedSandbox:
         self._channel_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._measuring: asyncio.Task[None] | None = None
         self._draining = False
+        self._capture_after: dict[str, pb.FileCapture] = {}
         self._attachment: Attachment | None = None
         self._logger = structlog.get_logger().bind(
             sandbox_id=order.sandbox_id, invocation_id=order.invocation_id
@@ -126,6 +127,9 @@ class HostedSandbox:
         if self._inbound.busy():
             raise field_invalid("run_cell.cell_id", "another cell runs, or files were asked for")
         message = self._outbound.cell(run, contents)
+        if run.HasField("capture"):
+            outbound.capture(run.capture)  # a bad request is refused before anything runs
+            self._capture_after[run.cell_id] = run.capture
         self._inbound.expect_cell(run.cell_id)
         self._channel.post(message)
 
@@ -221,6 +225,8 @@ class HostedSandbox:
             self._become_ready(first.ready)
         completed = received.events[-1].cell_completed
         if received.events[-1].HasField("cell_completed"):
+            if (wanted := self._capture_after.pop(completed.cell_id, None)) is not None:
+                self.capture(wanted)
             if completed.outcome not in _UNREMARKABLE and self._container is not None:
                 self._measure_first(received, completed, self._container)
                 return

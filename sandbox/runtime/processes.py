@@ -12,7 +12,7 @@ from .linux import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Collection
 
 SIGINT, SIGKILL, SIGTERM = 2, 9, 15
 EMPTY_SCANS = 2  # a process that forks and exits may slip through one look at /proc, not two
@@ -89,12 +89,22 @@ def signal_one(pid: int, number: int) -> None:
         pass  # it is gone, which is what signals of this module are for
 
 
+def _is_childless() -> bool:
+    """Whether the kernel knows of no child. Every orphan becomes a child of the caller (PID 1, or a
+    subreaper), so then there is no other process at all, and no look at /proc could find one."""
+    try:
+        posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
 class Sweep:
     """Kills every process but some, look by look, until none is found any more."""
 
     __slots__ = ("_empty", "_spared", "killed")
 
-    def __init__(self, spared: Container[tuple[int, bytes]]) -> None:
+    def __init__(self, spared: Collection[tuple[int, bytes]]) -> None:
         """Spares the processes with these keys."""
         self._spared = spared
         self._empty = 0
@@ -105,6 +115,8 @@ class Sweep:
 
         The caller reaps between the steps.
         """
+        if not self._spared and _is_childless():
+            return True
         victims = [process for process in scan() if process.key not in self._spared]
         signal_all(victims, SIGKILL)
         self.killed.update(process.key for process in victims)
