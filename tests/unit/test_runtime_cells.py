@@ -35,8 +35,6 @@ def test_ready_says_what_holds(tmp_path: Path) -> None:
     assert header["protections"] == {"dumpable": True, "separate_uid": False, "filter": True}
 
 
-# The outcomes of semantics 1
-
 OUTCOMES = [
     ("x = 1", "completed", ""),
     ("", "completed", ""),
