@@ -37,6 +37,7 @@ from controller.hosts.services import Services
 from controller.loop import Loop
 from controller.nursery import Nursery
 from controller.store.open import Stores, open_stores
+from controller.store.ports import StoreError
 from controller.wire.artifact_servicer import ArtifactServicer
 from controller.wire.auth import KeyInterceptor
 from controller.wire.invocation_servicer import InvocationParts, InvocationServicer
@@ -97,7 +98,7 @@ class Executor:
     async def _check(self, command: cmd.CheckContract) -> None:
         try:
             verdict = await self._checker.check_value(command)
-        except CheckerUnavailable as problem:
+        except (CheckerUnavailable, StoreError) as problem:
             if self._loop.draining:
                 return  # the next controller checks
             verdict = ev.ContractChecked(

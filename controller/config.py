@@ -52,6 +52,9 @@ class ControllerConfig(_Frozen):
     live_invocations: int = Field(
         default=100_000, ge=1, description="Invocations that may be live at once."
     )
+    calls: int = Field(
+        default=50_000, ge=1, description="Calls about children that one invocation may make."
+    )
     session_grace_seconds: float = Field(
         default=5.0, ge=0, description="How long a client may be gone before it counts as gone."
     )

@@ -21,7 +21,8 @@ PACKAGE = "hutch"
 COMPILE_SECONDS = 60
 
 BOOT = f"""
-import sys, marshal
+import gc, sys, marshal
+gc.disable()
 with open(sys.argv[1], "rb") as file:
     modules = marshal.loads(file.read())
 first = {{"__name__": "{PACKAGE}.bundle"}}

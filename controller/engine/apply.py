@@ -143,6 +143,7 @@ def _slot_granted(state: EngineState, node: Node, record: rec.SlotGranted) -> No
 
 def _artifact_published(node: Node, record: rec.ArtifactPublished) -> None:
     node.artifact_count += 1
+    node.artifact_bytes += record.artifact.size_bytes
     node.readable[record.artifact.artifact_id] = None
     if record.call_id:
         node.calls[record.call_id] = Call(artifact_id=record.artifact.artifact_id)

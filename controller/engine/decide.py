@@ -110,15 +110,13 @@ def _child_call(draft: Draft, event: ev.AwaitRequested | ev.ChildCancelRequested
     node = _current(draft, event.parent_id, event.sandbox_id)
     if node is None or event.call_id in node.calls:
         return
+    problem = None
     if event.child_id not in node.children:
-        draft.add(
-            rec.CallRefused(
-                invocation_id=node.invocation_id,
-                call_id=event.call_id,
-                reason=Reason.INVOCATION_NOT_FOUND,
-                message="no such child of this invocation",
-            )
-        )
+        problem = Refused(Reason.INVOCATION_NOT_FOUND, "no such child of this invocation")
+    elif len(node.calls) >= draft.config.calls:
+        problem = Refused(Reason.QUOTA_EXCEEDED, f"more than {draft.config.calls} calls")
+    if problem is not None:
+        spawning.refuse(draft, node, event.call_id, problem)
         return
     cancel = isinstance(event, ev.ChildCancelRequested)
     draft.add(

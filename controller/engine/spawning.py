@@ -64,30 +64,46 @@ def root(draft: Draft, event: ev.InvocationRequested) -> None:
 
 
 def child(draft: Draft, event: ev.SpawnRequested) -> None:
-    """Accepts a child, or journals why not; a repeated request changes nothing."""
+    """Accepts a child, or refuses it; a repeated request changes nothing.
+
+    Raises:
+        Refused: see `refuse`.
+    """
     parent = draft.state.live(event.parent_id)
     if parent is None or parent.sandbox_id != event.sandbox_id or event.call_id in parent.calls:
         return
     try:
         record = _admit(draft, parent, event)
     except Refused as refused:
-        _refuse(draft, parent, event.call_id, refused)
+        refuse(draft, parent, event.call_id, refused)
         return
     draft.add(record)
 
 
 def refuse_call(draft: Draft, event: ev.SpawnInvalid) -> None:
-    """Answers a spawn whose form is bad."""
+    """Answers a spawn whose form is bad.
+
+    Raises:
+        Refused: see `refuse`.
+    """
     parent = draft.state.live(event.parent_id)
     if parent is None or parent.sandbox_id != event.sandbox_id or event.call_id in parent.calls:
         return
-    _refuse(draft, parent, event.call_id, Refused(Reason(event.reason), event.message))
+    refuse(draft, parent, event.call_id, Refused(Reason(event.reason), event.message))
 
 
-def _refuse(draft: Draft, parent: Node, call_id: CallId, refused: Refused) -> None:
+def refuse(draft: Draft, node: Node, call_id: CallId, refused: Refused) -> None:
+    """Journals why a call of this node's code is refused. After the first few a refusal is only
+    told, so that code which asks in a loop does not make the journal grow.
+
+    Raises:
+        Refused: it is not journalled; whoever brought the call answers it.
+    """
+    if node.call_refusals >= JOURNALLED_REFUSALS:
+        raise refused
     draft.add(
         rec.CallRefused(
-            invocation_id=parent.invocation_id,
+            invocation_id=node.invocation_id,
             call_id=call_id,
             reason=refused.reason.value,
             message=refused.message,

@@ -99,6 +99,7 @@ class Node:
     calls: dict[CallId, Call] = field(default_factory=dict)
     readable: dict[str, None] = field(default_factory=dict)
     artifact_count: int = 0
+    artifact_bytes: int = 0
     refused_count: int = 0
     call_refusals: int = 0
     waiting_calls: int = 0  # calls of its code that wait for a child

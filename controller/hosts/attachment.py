@@ -36,6 +36,9 @@ log = structlog.get_logger(__name__)
 
 ACK_BYTES = 1024 * 1024
 ACK_EVENTS = 64
+ANSWERED = 64
+REPLY_BYTES = 4 * 1024 * 1024  # of answers that wait; above it no call is heard
+REPLY_OVERHEAD_BYTES = 512
 Item = Callable[[], Awaitable[None]]
 Stream = grpc.aio.StreamStreamCall[hs.AttachSandboxRequest, hs.AttachSandboxResponse]
 
@@ -61,6 +64,10 @@ class Attachment:
         self._calls = Calls(services, node, self._blobs)
         self._files = FileCapture(services, command.tenant_id, command.invocation_id)
         self._queue: deque[Item] = deque()
+        self._replies: deque[cmd.Reply] = deque()
+        self._reply_bytes = 0
+        self._room = asyncio.Event()  # code that does not take its answers is not heard
+        self._room.set()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()  # all that was due has been written
         self._sequence = 0  # the last event handled
@@ -71,6 +78,7 @@ class Attachment:
         self._output_since_ack = 0
         self._stream: Stream | None = None
         self._answered: dict[CallId, cmd.Reply] = {}
+        self._answered_bytes = 0
         self._resume: hs.SandboxAttached | None = None
         self._captures_itself = False  # the cell's end began the capture
         self.capture: cmd.CaptureArtifacts | None = None
@@ -80,11 +88,15 @@ class Attachment:
 
     def reply(self, command: cmd.Reply) -> None:
         """Gives an answer to the code."""
-        self._put(lambda: self._send_reply(command))
+        if self._stream is not None:
+            self._replies.append(command)
+            self._count_reply(_reply_bytes(command))
+            self._wake.set()
 
     def capture_files(self, command: cmd.CaptureArtifacts) -> None:
         """Asks for the files; asked again on a new stream."""
         self.capture = command
+        self._forget_replies()  # the code that waits for them is being ended
         if not self._captures_itself:
             self._put(self._send_capture)
 
@@ -92,6 +104,17 @@ class Attachment:
         if self._stream is not None:
             self._queue.append(item)
             self._wake.set()
+
+    def _count_reply(self, size: int) -> None:
+        self._reply_bytes += size
+        if self._reply_bytes > REPLY_BYTES:
+            self._room.clear()
+        else:
+            self._room.set()
+
+    def _forget_replies(self) -> None:
+        self._replies.clear()
+        self._count_reply(-self._reply_bytes)
 
     async def _send(self, request: hs.AttachSandboxRequest) -> None:
         assert self._stream is not None
@@ -148,13 +171,17 @@ class Attachment:
             await self._wake.wait()
             self._wake.clear()
             self._idle.clear()
-            while self._queue or self._ack_due > self._acked:
+            while self._queue or self._replies or self._ack_due > self._acked:
                 if self._ack_due > self._acked:
                     self._acked = self._ack_due
                     ack = hs.EventAcknowledgement(sequence=self._acked)
                     await self._send(hs.AttachSandboxRequest(acknowledge=ack))
                 if self._queue:
                     await self._queue.popleft()()
+                elif self._replies:
+                    command = self._replies.popleft()
+                    self._count_reply(-_reply_bytes(command))
+                    await self._send_reply(command)
             self._idle.set()
 
     # Up.
@@ -168,6 +195,7 @@ class Attachment:
         """
         self._stream = stream
         self._queue.clear()
+        self._forget_replies()
         self._acked = 0
         attach.after_sequence = self._sequence
         attach.spec.CopyFrom(self._spec())
@@ -183,6 +211,7 @@ class Attachment:
             await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
             if writer.done() and not reader.done():
                 stream.cancel()
+                self._forget_replies()  # a reader that waits for room goes on
             await reader
         finally:
             self._stream = None
@@ -336,14 +365,21 @@ class Attachment:
                 )
 
     async def _call(self, call: hs.SandboxCall) -> asyncio.Future[None] | None:
+        await self._room.wait()
         result = await self._calls.handle(call)
         if isinstance(result, cmd.Reply):
-            self._answered[result.call_id] = result
-            while len(self._answered) > 64:
-                del self._answered[next(iter(self._answered))]
+            self._remember(result)
             self.reply(result)
             return None
         return result
+
+    def _remember(self, reply: cmd.Reply) -> None:
+        """Keeps the latest answers of which the journal knows nothing, for the next stream."""
+        self._answered[reply.call_id] = reply
+        self._answered_bytes += _reply_bytes(reply)
+        while len(self._answered) > ANSWERED or self._answered_bytes > REPLY_BYTES:
+            oldest = self._answered.pop(next(iter(self._answered)))
+            self._answered_bytes -= _reply_bytes(oldest)
 
     async def _output(self, chunk: hs.OutputChunk) -> None:
         if chunk.cell_id != self._command.cell_id:
@@ -410,8 +446,10 @@ class Attachment:
 
     async def give_up_capture(self, problem: str) -> None:
         """Ends a capture that cannot be finished; what was published stays."""
-        await self._files.finish(None)
-        await self._captured(problem)
+        try:
+            await self._files.finish(None)
+        finally:  # whatever the store says, the invocation's end waits for this
+            await self._captured(problem)
 
     def _gone(self, gone: hs.SandboxGone) -> asyncio.Future[None]:
         cause = GoneCause(hs.GoneCause.Name(gone.cause).removeprefix("GONE_CAUSE_").lower())
@@ -432,3 +470,9 @@ class Attachment:
     async def close(self) -> None:
         """Frees what is half received."""
         await self._blobs.close()
+
+
+def _reply_bytes(reply: cmd.Reply) -> int:
+    """What an answer holds in memory, by estimate; a large value is in the store."""
+    held = len(reply.value.json or b"") if reply.value is not None else 0
+    return held + REPLY_OVERHEAD_BYTES

@@ -6,7 +6,7 @@ many bytes each, in memory only up to 1 MiB, then on disk in the artifact store'
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from controller.convert import INLINE_VALUE_BYTES, VALUE_BYTES
@@ -104,12 +104,14 @@ class InboundBlobs:
         taken, self._taken = self._taken, []
         return taken
 
-    async def discard(self, content: hs.Content) -> None:
-        """Uses a content up without looking at it."""
-        if content.WhichOneof("body") == "blob_id":
-            blob = self._take(content.blob_id)
-            if blob.staged is not None:
-                await blob.staged.abort()
+    async def discard(self, contents: Iterable[hs.Content]) -> None:
+        """Forgets those contents that were not used: their call has had its answer."""
+        for content in contents:
+            blob = self._blobs.pop(content.blob_id, None)
+            if blob is not None:
+                self._taken.append(content.blob_id)
+                if blob.staged is not None:
+                    await blob.staged.abort()
 
     async def small(self, content: hs.Content, limit: int) -> bytes:
         """The bytes of a content that must fit into memory.

@@ -11,6 +11,8 @@ import base64
 import json
 from dataclasses import replace
 
+import structlog
+
 from controller.convert import MIB, PROGRAM_BYTES, artifact_in, output_id, spec_in
 from controller.core.errors import Reason, Refused
 from controller.core.ids import (
@@ -29,9 +31,11 @@ from controller.files import media_type_of, name_problem
 from controller.hosts.blobs import InboundBlobs
 from controller.hosts.files import derived_id
 from controller.hosts.services import Services
-from controller.store.ports import AlreadyPublished
+from controller.store.ports import AlreadyPublished, ArtifactNotFound, StoreError, StoreFull
 from hutch.v1 import host_service_pb2 as hs
 from hutch.v1 import invocation_service_pb2 as isv
+
+log = structlog.get_logger(__name__)
 
 OUTPUT_VIEW_BYTES = 64 * 1024
 ARTIFACT_VIEW = 256
@@ -57,9 +61,9 @@ class Calls:
         """
         call_id = CallId(call.call_id)
         node = self._services.loop.state.live(self._invocation_id)
-        if node is None:
-            return self._failed(call_id, Refused(Reason.INVOCATION_ENDED, "it has ended"))
         try:
+            if node is None:
+                raise Refused(Reason.INVOCATION_ENDED, "it has ended")
             match call.WhichOneof("operation"):
                 case "spawn":
                     return await self._spawn(call)
@@ -75,6 +79,10 @@ class Calls:
                     raise Refused(Reason.NOT_BUILT, "no such operation")
         except Refused as refused:
             return self._failed(call_id, refused)
+        except StoreError as problem:
+            return self._failed(call_id, _store_refusal(problem))
+        finally:
+            await self._blobs.discard(_contents(call))
 
     def _failed(self, call_id: CallId, refused: Refused) -> cmd.Reply:
         failure = Failure(message=refused.message, reason=refused.reason.value)
@@ -153,14 +161,18 @@ class Calls:
         save = call.save_artifact
         call_id = CallId(call.call_id)
         if call_id in node.calls:  # told twice: the engine has answered or will
-            await self._blobs.discard(save.content)
             return self._services.loop.post(_nothing(node))
         if problem := name_problem(save.name):
             raise Refused(Reason.FIELD_INVALID, f"name: {problem}", field="name")
         limits = self._services.config.limits
         if node.artifact_count >= limits.artifact_files:
             raise Refused(Reason.QUOTA_EXCEEDED, f"more than {limits.artifact_files} artifacts")
-        staged = await self._blobs.staged(save.content, limits.artifact_bytes)
+        room = limits.artifact_bytes - node.artifact_bytes
+        if save.content.size_bytes > room:
+            raise Refused(
+                Reason.QUOTA_EXCEEDED, f"more than {limits.artifact_bytes} bytes of artifacts"
+            )
+        staged = await self._blobs.staged(save.content, room)
         row = await self._services.artifacts.publish(
             self._tenant_id,
             derived_id(self._invocation_id, f"{self._sandbox_id}/{call_id}"),
@@ -226,6 +238,24 @@ class Calls:
         finally:
             await chunks.aclose()
         return _bytes_view(call.offset, bytes(data[:limit]), row.size_bytes)
+
+
+def _contents(call: hs.SandboxCall) -> list[hs.Content]:
+    return [
+        call.spawn.program,
+        *(item.value for item in call.spawn.inputs),
+        call.save_artifact.content,
+    ]
+
+
+def _store_refusal(problem: StoreError) -> Refused:
+    match problem:
+        case ArtifactNotFound():
+            return Refused(Reason.ARTIFACT_NOT_FOUND, "no such artifact")
+        case StoreFull():
+            return Refused(Reason.STORE_FULL, "the disk under the store is full")
+    log.error("call_failed", exc_info=problem)
+    return Refused(Reason.STORE_UNAVAILABLE, "the store does not answer")
 
 
 def _nothing(node: Node) -> ev.Event:

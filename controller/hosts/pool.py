@@ -24,6 +24,7 @@ from controller.engine.state import Node
 from controller.hosts.attachment import Attachment, SandboxDenied, StreamEnded
 from controller.hosts.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, HostLink
 from controller.hosts.services import Services
+from controller.store.ports import StoreFull
 from hutch.v1 import host_service_pb2 as hs
 
 log = structlog.get_logger(__name__)
@@ -118,6 +119,9 @@ class HostPool:
             except grpc.aio.AioRpcError as problem:
                 if await self._refused(command, attachment, problem):
                     return
+            except Exception as problem:  # a store that fails, or a defect
+                await self._give_up(command, attachment, problem)
+                return
             finally:
                 stream.cancel()
             await asyncio.sleep(delay)
@@ -146,6 +150,16 @@ class HostPool:
             await attachment.lost(GoneCause.START_FAILED, details, evidence)
             return True
         return False  # fenced, unavailable or cut: the link says when to try again
+
+    async def _give_up(
+        self, command: cmd.StartSandbox, attachment: Attachment, problem: Exception
+    ) -> None:
+        """Ends what cannot be served, whatever the reason: it must not keep its slot."""
+        log.error("attachment_failed", sandbox_id=command.sandbox_id, exc_info=problem)
+        await self._destroy_until_done(command.sandbox_id)
+        full = isinstance(problem, StoreFull)
+        message = "the store is full" if full else "the controller failed to serve it"
+        await attachment.lost(GoneCause.LOST, message, Evidence(detail=message))
 
     async def _deny(self, command: cmd.StartSandbox, attachment: Attachment, problem: str) -> None:
         log.warning("sandbox_denied", sandbox_id=command.sandbox_id, problem=problem)

@@ -290,6 +290,8 @@ def _read_piece(path: Path, offset: int) -> bytes:
     # Opened for each piece: a reader that goes away leaves no descriptor behind.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
+        if offset >= os.fstat(descriptor).st_size:  # the system refuses offsets near 2^63
+            return b""
         return os.pread(descriptor, CHUNK_BYTES, offset)
     finally:
         os.close(descriptor)

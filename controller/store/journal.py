@@ -55,6 +55,16 @@ _NEXT_COUNTER = _insert_counter.on_conflict_do_update(
     index_elements=["tenant_id", "name"], set_={"value": schema.counters.c.value + 1}
 ).returning(schema.counters.c.value)
 
+
+def _get(table: sqlalchemy.Table, fields: Sequence[str], *key: str) -> sqlalchemy.Select[Any]:
+    """The query for one row by its key, made once: building a query costs more than running it."""
+    wanted = [table.c[name] == sqlalchemy.bindparam(name) for name in key]
+    return sqlalchemy.select(*(table.c[name] for name in fields)).where(*wanted)
+
+
+_GET_INVOCATION = _get(_invocations, _ROW_FIELDS, "tenant_id", "invocation_id")
+_GET_REQUEST = _get(schema.requests, _REQUEST_FIELDS, "tenant_id", "request_id")
+
 # Counters of the controller itself belong to no tenant.
 _NO_TENANT = ""
 
@@ -108,10 +118,10 @@ class SqliteJournal:
 
     async def get_invocation(self, tenant_id: str, invocation_id: str) -> InvocationRow | None:
         """One invocation with its value, or None."""
-        query = _select(_invocations, _ROW_FIELDS).where(
-            _invocations.c.tenant_id == tenant_id, _invocations.c.invocation_id == invocation_id
+        key = {"tenant_id": tenant_id, "invocation_id": invocation_id}
+        row = await self._readers.run(
+            lambda connection: connection.execute(_GET_INVOCATION, key).first()
         )
-        row = await self._readers.run(lambda connection: connection.execute(query).first())
         return None if row is None else InvocationRow(**row._mapping)
 
     async def list_invocations(
@@ -150,11 +160,10 @@ class SqliteJournal:
 
     async def get_request(self, tenant_id: str, request_id: str) -> RequestRow | None:
         """What a request was answered with, or None."""
-        table = schema.requests
-        query = _select(table, _REQUEST_FIELDS).where(
-            table.c.tenant_id == tenant_id, table.c.request_id == request_id
+        key = {"tenant_id": tenant_id, "request_id": request_id}
+        row = await self._readers.run(
+            lambda connection: connection.execute(_GET_REQUEST, key).first()
         )
-        row = await self._readers.run(lambda connection: connection.execute(query).first())
         return None if row is None else RequestRow(**row._mapping)
 
     async def close(self) -> None:

@@ -231,6 +231,8 @@ def _read(path: Path, offset: int, count: int) -> bytes:
     except FileNotFoundError:
         return b""
     try:
+        if offset >= os.fstat(descriptor).st_size:  # the system refuses offsets near 2^63
+            return b""
         return os.pread(descriptor, count, offset)
     finally:
         os.close(descriptor)

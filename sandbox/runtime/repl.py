@@ -6,6 +6,7 @@ pipes, runs it, and says how it ended. It is trusted with nothing.
 
 from __future__ import annotations
 
+import gc
 import io
 import posix
 import sys
@@ -27,8 +28,12 @@ PRELOADED = ("os", "traceback", "threading", "contextlib", "typing", "dataclasse
 def run_child(socket: Any, settings: Settings, supervisor: int) -> NoReturn:
     """Serves cells until the supervisor is gone."""
     try:
+        gc.disable()  # until everything of ours is imported
         confine.confine(settings, supervisor, (socket.fileno(),))
-        Repl(Channel(socket), settings).serve()
+        repl = Repl(Channel(socket), settings)
+        gc.freeze()
+        gc.enable()
+        repl.serve()
     except BaseException as error:  # nobody else is there to see it
         text = f"repl: {type(error).__name__}: {error}\n"
         posix.write(2, text.encode("utf-8", "backslashreplace"))

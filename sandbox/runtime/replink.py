@@ -7,6 +7,7 @@ here and, fully, by the host.
 from __future__ import annotations
 
 import _socket
+import gc
 import posix
 import sys
 
@@ -44,7 +45,10 @@ class ReplLink:
         self._generation = generation
         self._queue: list[Any] = []
         self._blobs: dict[str, int] = {}
+        # What is here stays here: collecting it in either process would only copy its pages.
+        gc.freeze()
         self.pid = posix.fork()
+        gc.enable()
         if self.pid == 0:
             from .repl import run_child
 
