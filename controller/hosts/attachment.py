@@ -88,7 +88,7 @@ class Attachment:
 
     def reply(self, command: cmd.Reply) -> None:
         """Gives an answer to the code."""
-        if self._stream is not None:
+        if self._stream is not None and self.capture is None:
             self._replies.append(command)
             self._count_reply(_reply_bytes(command))
             self._wake.set()

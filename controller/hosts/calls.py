@@ -62,7 +62,7 @@ class Calls:
         call_id = CallId(call.call_id)
         node = self._services.loop.state.live(self._invocation_id)
         try:
-            if node is None:
+            if node is None or node.ending is not None:
                 raise Refused(Reason.INVOCATION_ENDED, "it has ended")
             match call.WhichOneof("operation"):
                 case "spawn":
