@@ -12,9 +12,9 @@ engine and the journal.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import structlog
@@ -42,6 +42,9 @@ from controller.store.ports import (
 log = structlog.get_logger(__name__)
 
 
+RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
+
+
 class Executor(Protocol):
     """What carries out commands."""
 
@@ -58,11 +61,12 @@ class Projector(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
-    append: asyncio.Task[None] | None
-    commands: list[cmd.Command]
-    trees: tuple[InvocationId, ...]
-    ended: tuple[Node, ...]
     done: asyncio.Future[None]
+    append: asyncio.Task[None] | None = None
+    commands: list[cmd.Command] = field(default_factory=list)
+    trees: tuple[InvocationId, ...] = ()
+    rows: tuple[InvocationRow, ...] = ()  # of invocations that have ended
+    ended: tuple[Node, ...] = ()
 
 
 class Watchers:
@@ -124,6 +128,7 @@ class Loop:
         self._codec = rec.Codec()
         self._executor: Executor | None = None
         self._pending: deque[_Pending] = deque()
+        self.recent: OrderedDict[str, InvocationRow] = OrderedDict()  # the latest to end, durably
         self._wake = asyncio.Event()
 
     def start(self, executor: Executor) -> None:
@@ -159,10 +164,11 @@ class Loop:
             self.failed.set_exception(problem)
             raise
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pending = _Pending(append=None, commands=[], trees=(), ended=(), done=done)
+        pending = _Pending(done=done)
         if records:
             batch, trees = self._batch(records)
             pending.trees = trees
+            pending.rows = tuple(row for row in batch.rows if row.end_time_us)
             pending.ended = tuple(
                 self.state.nodes[record.invocation_id]
                 for record in records
@@ -180,7 +186,7 @@ class Loop:
     async def settled(self) -> None:
         """Returns once all that was posted so far is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(append=None, commands=[], trees=(), ended=(), done=done))
+        self._pending.append(_Pending(done=done))
         self._wake.set()
         await done
 
@@ -200,10 +206,18 @@ class Loop:
                 assert self._executor is not None
                 for command in pending.commands:
                     self._executor.issue(command)
+                self._remember(pending.rows)
                 self.watchers.notify(pending.trees)
                 for node in pending.ended:
                     self._ended(node)
                 self._changed()
+
+    def _remember(self, rows: Iterable[InvocationRow]) -> None:
+        for row in rows:
+            self.recent[row.invocation_id] = row
+            self.recent.move_to_end(row.invocation_id)
+        while len(self.recent) > RECENT:
+            self.recent.popitem(last=False)
 
     async def _durable(self, pending: _Pending) -> bool:
         if pending.append is None:

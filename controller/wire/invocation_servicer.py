@@ -152,7 +152,9 @@ class InvocationServicer(InvocationServiceServicer):
         return isv.CreateInvocationResponse(invocation=convert.invocation_of_row(row))
 
     async def _row(self, tenant_id: TenantId, invocation_id: str) -> InvocationRow:
-        row = None
+        row = self._parts.loop.recent.get(invocation_id)
+        if row is not None and row.tenant_id == tenant_id:
+            return row
         if is_id(invocation_id, "inv"):
             row = await self._parts.journal.get_invocation(tenant_id, invocation_id)
         if row is None:

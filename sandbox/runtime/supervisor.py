@@ -388,6 +388,9 @@ class Supervisor:
         if self._repl is not None or self._cell is not None:
             return
         self._capture_sweep = None
+        if _is_empty(self._settings.workspace):  # most often: then there is nothing to look for
+            self._link.send({"type": "captured", "files": 0, "refused": []})
+            return
         self._capture = CaptureLink(self._settings, self._capture_request)
 
     def _serve_capture(self) -> None:
@@ -400,6 +403,14 @@ class Supervisor:
             if frame.type == "captured":
                 capture.close()
                 self._capture = capture = None
+
+
+def _is_empty(folder: str) -> bool:
+    try:
+        with posix.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False  # whoever may look finds out
 
 
 def _detach(stream: Stream) -> int:
