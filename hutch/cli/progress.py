@@ -73,7 +73,8 @@ class Progress:
             took = display.span(node.start_time or node.create_time, node.end_time)
             indent = "  " * (node.depth - 1)
             word = display.safe(node.word)
-            self.say(f"{indent}{node.name} {node.invocation_id}  {word}  {display.seconds(took)}")
+            who = f"{node.name} {node.invocation_id}" if node.label else node.invocation_id
+            self.say(f"{indent}{who}  {word}  {display.seconds(took)}")
         elif self._ended % _PLAIN_STEP == 0:
             self.say(f"… {self._ended} invocations have ended")
 

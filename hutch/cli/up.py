@@ -33,7 +33,7 @@ def up(
     driver: Annotated[str, typer.Option(help="The host's driver.")] = "",
     capacity: Annotated[int, typer.Option(min=0, help="Sandboxes at once; 0 counts.")] = 0,
     config: Annotated[
-        Path | None, typer.Option(help="A file with [controller] and [host] tables.")
+        Path | None, typer.Option(help="A TOML file with the tables controller and host.")
     ] = None,
     reflection: Annotated[bool, typer.Option(help="Answer gRPC reflection.")] = False,
     ephemeral: Annotated[bool, typer.Option("--ephemeral", hidden=True)] = False,

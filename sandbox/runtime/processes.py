@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-SIGINT, SIGKILL, SIGTERM = 2, 9, 15
-EMPTY_SCANS = 2  # a process that forks and exits may slip through one look at /proc, not two
+SIGINT, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 2, 9, 15, 18, 19
+EMPTY_SCANS = 8  # without PID 1's powers a process that forks and exits may slip through a look
 
 
 class Process:
@@ -100,7 +100,11 @@ def _is_childless() -> bool:
 
 
 class Sweep:
-    """Kills every process but some, look by look, until none is found any more."""
+    """Kills every process but some, look by look, until none is found any more.
+
+    PID 1 stops everybody first, in one call during which nobody can fork, so that a process which
+    forks and exits all the time cannot slip through between two looks.
+    """
 
     __slots__ = ("_empty", "_spared", "killed")
 
@@ -117,8 +121,22 @@ class Sweep:
         """
         if not self._spared and _is_childless():
             return True
+        frozen = _signal_everybody(SIGSTOP)
         victims = [process for process in scan() if process.key not in self._spared]
         signal_all(victims, SIGKILL)
+        _signal_everybody(SIGCONT)
         self.killed.update(process.key for process in victims)
         self._empty = 0 if victims else self._empty + 1
-        return self._empty >= EMPTY_SCANS
+        return self._empty >= (1 if frozen else EMPTY_SCANS)
+
+
+def _signal_everybody(number: int) -> bool:
+    """Signals all other processes of the sandbox at once, as only PID 1 of it may: anywhere else
+    the same call would reach the whole machine."""
+    if posix.getpid() != 1:
+        return False
+    try:
+        posix.kill(-1, number)
+    except OSError:
+        pass  # there is nobody
+    return True
