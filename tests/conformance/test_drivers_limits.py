@@ -137,6 +137,32 @@ async def test_a_racing_fork_bomb_is_ended_by_destroy(subject: Subject) -> None:
     assert processes_with(container.sandbox_id) == []
 
 
+async def test_a_cell_that_forks_and_exits_all_the_time_is_stopped_and_its_namespace_kept(
+    subject: Subject,
+) -> None:
+    _, speaker = await subject.start()
+    await speaker.run("kept = 5")
+    cell = await speaker.start(
+        "import os, time\n"
+        "if os.fork() == 0:\n"
+        "    print('started', flush=True)\n"
+        "    while True:\n"
+        "        if os.fork():\n"
+        "            os._exit(0)\n"
+        "time.sleep(60)\n"
+    )
+    async with asyncio.timeout(GUARD_SECONDS):
+        while (await speaker.receive())[0]["type"] != "output":
+            pass
+        await speaker.send({"type": "interrupt", "cell": cell})
+        while (done := (await speaker.receive())[0])["type"] != "done":
+            pass
+    assert (done["outcome"], done["state_lost"]) == ("interrupted", False)
+    assert done["killed"] >= 1
+    ran = await speaker.run("print(kept)")
+    assert (ran.last, ran.done["background"]) == (5, 0)
+
+
 async def test_open_files_are_bounded(subject: Subject) -> None:
     _, speaker = await subject.start(open_files_limit=64)
     ran = await speaker.run(
