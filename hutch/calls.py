@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from hutch import ambient, types, values
 from hutch.errors import FieldInvalidError, PayloadTooLargeError
-from hutch.policies import RecursionLimit, ReturnType, inherited
+from hutch.policies import RecursionLimit, declared, inherited
 
 if TYPE_CHECKING:
     from hutch.client import Handle
@@ -112,7 +112,7 @@ def make_call(
     spec = types.Spec(
         program=_check_program(program, task),
         task=task,
-        inputs=_encode_inputs({**_scope.get(), **(inputs or {})}, named_inputs),
+        inputs=_encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
         contract=contract,
         spawn=types.SpawnGrant(
             max_depth=depth,
@@ -213,7 +213,7 @@ def _bind(
         if isinstance(policy, RecursionLimit):
             depths.append(policy.max_depth)
             continue
-        wanted = policy if isinstance(policy, ReturnType) else ReturnType(policy)
+        wanted = declared(policy)
         if contract is not None:
             raise _invalid("contract", "two return types are given; one call has one")
         from hutch import returns
@@ -223,6 +223,12 @@ def _bind(
             schema_json=returns.schema_json(hint), max_failures=wanted.max_failures
         )
     return hint, contract, min(depths) if depths else None
+
+
+def _mapping(inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if inputs is not None and not isinstance(inputs, Mapping):
+        raise _invalid("inputs", f"inputs is a {type(inputs).__name__}, not a dict of named values")
+    return inputs or {}
 
 
 def _encode_inputs(

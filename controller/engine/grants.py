@@ -34,6 +34,9 @@ _LIMIT_NAMES = {
     "open_files_limit": "open_files",
 }
 
+# Below these a sandbox cannot even start its two processes.
+_LEAST = {"pids_limit": 4, "open_files_limit": 16}
+
 
 def for_root(
     spec: InvocationSpec, limits: Limits, statements: Iterable[Statement], now_us: int
@@ -49,8 +52,9 @@ def for_root(
     def pick(name: str, asked: int | None, limit: Limit) -> int:
         if asked is None:
             return limit.default
-        if not 1 <= asked <= limit.maximum:
-            over.append(f"{name} must be 1 to {limit.maximum}, got {asked}")
+        least = _LEAST.get(name, 1)
+        if not least <= asked <= limit.maximum:
+            over.append(f"{name} must be {least} to {limit.maximum}, got {asked}")
         return asked
 
     spawn = SpawnGrant(
@@ -102,7 +106,7 @@ def for_child(
     """What a child gets, never more than its parent has.
 
     Raises:
-        Refused: GRANT_DENIED with every excess named; FIELD_INVALID for a value below 1;
+        Refused: GRANT_DENIED with every excess named; FIELD_INVALID for too small a value;
             NOT_ENFORCEABLE as for a root.
     """
     excess: list[str] = []
@@ -110,8 +114,9 @@ def for_child(
     def within(name: str, asked: int | None, bound: int, default: int) -> int:
         if asked is None:
             return min(bound, default)
-        if asked < 1:
-            raise Refused(Reason.FIELD_INVALID, f"{name} must be at least 1", field=name)
+        least = _LEAST.get(name, 1)
+        if asked < least:
+            raise Refused(Reason.FIELD_INVALID, f"{name} must be at least {least}", field=name)
         if asked > bound:
             excess.append(f"{name}={asked} (the parent has {bound})")
         return asked

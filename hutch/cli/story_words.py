@@ -13,7 +13,7 @@ from hutch.cli import display
 
 _STATES = {
     "queued": "waits for a slot",
-    "starting": "gets a sandbox",
+    "starting": "gets",
     "running": "runs",
     "waiting": "waits for its children",
     "ending": "is ending: what is below it ends, files are kept",
@@ -36,7 +36,11 @@ def _words(detail: types.EventDetail) -> str:
             return f"was accepted{label} at depth {invocation.depth}{of}"
         case types.StateChanged(state=state, attempt=attempt, sandbox_id=sandbox_id):
             words = _STATES.get(state, f"is {display.line(state)}")
-            where = f" in {sandbox_id}" if sandbox_id and state in ("starting", "running") else ""
+            where = ""
+            if state == "starting":
+                where = f" {sandbox_id or 'a sandbox'}"
+            elif state == "running" and sandbox_id:
+                where = f" in {sandbox_id}"
             again = f" (attempt {attempt})" if attempt > 1 else ""
             return f"{words}{where}{again}"
         case types.CallRefused(reason=reason, message=message):

@@ -200,7 +200,7 @@ class _Request:
         depth = _take_number(options, "max_depth", None)
         self._depths += [] if depth is None else [depth]
         self._program, self._task = _take_work(options)
-        self._inputs = {**scope, **(options.pop("inputs", None) or {})}
+        self._inputs = {**scope, **_take_inputs(options)}
         if options.pop("driver", ""):
             raise invalid("driver", "a child runs on its parent's driver")
         options.pop("cancel_on_disconnect", None)  # a child always ends with its parent
@@ -208,7 +208,7 @@ class _Request:
             "label": _take_text(options, "label"),
             "template": _take_text(options, "template"),
             "timeout_ms": _take_timeout(options),
-            "artifact_patterns": [str(p) for p in options.pop("artifact_patterns", ())],
+            "artifact_patterns": _take_patterns(options),
             "retry_on_loss": bool(options.pop("retry_on_loss", False)),
             **{name: _take_number(options, name, 0) for name in self.OUTPUT},
         }
@@ -224,9 +224,8 @@ class _Request:
                 continue
             if self.hint is not NoHint:
                 raise invalid("contract", "two return types are given; one call has one")
-            wanted = policy if isinstance(policy, policies.ReturnType) else None
-            self.hint = policy if wanted is None else wanted.hint
-            self._max_failures = 0 if wanted is None else wanted.max_failures
+            wanted = policies.declared(policy)
+            self.hint, self._max_failures = wanted.hint, wanted.max_failures
 
     def to_frame(self, detached: bool) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the call's header and the contents that its places name."""
@@ -324,6 +323,21 @@ def _take_timeout(options: dict[str, Any]) -> int:
     if not isinstance(seconds, (int, float)) or not 0 < seconds <= MAX_TIMEOUT_SECONDS:
         raise invalid("timeout_seconds", f"timeout_seconds is {seconds!r}; it must be above 0")
     return max(1, int(seconds * 1000))
+
+
+def _take_patterns(options: dict[str, Any]) -> list[str]:
+    patterns = options.pop("artifact_patterns", ())
+    if isinstance(patterns, str):
+        message = "artifact_patterns is one text; give a list of them"
+        raise invalid("artifact_patterns", message)
+    return [str(pattern) for pattern in patterns]
+
+
+def _take_inputs(options: dict[str, Any]) -> dict[str, Any]:
+    inputs = options.pop("inputs", None)
+    if inputs is not None and not hasattr(inputs, "keys"):
+        raise invalid("inputs", f"inputs is a {type(inputs).__name__}, not a dict of named values")
+    return dict(inputs or {})
 
 
 def _check_names(inputs: Mapping[str, Any]) -> None:

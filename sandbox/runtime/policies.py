@@ -88,5 +88,17 @@ def inherited() -> tuple[RecursionLimit, ...]:
     return _inherited.get()
 
 
+def declared(policy: Any) -> ReturnType:
+    """Returns the return type that a positional argument of a call means.
+
+    Raises:
+        FieldInvalidError: it is a text, most likely the program.
+    """
+    if isinstance(policy, str):
+        message = "a call's positional arguments are policies; a program goes into program="
+        raise _invalid("program", message)
+    return policy if isinstance(policy, ReturnType) else ReturnType(policy)
+
+
 def _invalid(field: str, message: str) -> FieldInvalidError:
     return FieldInvalidError(message, "FIELD_INVALID", {"field": field})

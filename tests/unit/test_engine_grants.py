@@ -133,6 +133,18 @@ def test_a_small_memory_shrinks_a_default_tmpfs_but_not_a_named_one() -> None:
         world.request(program(resources=both))
 
 
+@pytest.mark.parametrize(
+    "resources", [ResourceRequest(pids_limit=1), ResourceRequest(open_files_limit=2)]
+)
+def test_a_limit_under_which_no_sandbox_can_start_is_refused(resources: ResourceRequest) -> None:
+    world = World()
+    with pytest.raises(Refused) as refused:
+        world.request(program(resources=resources))
+    assert refused.value.reason is Reason.FIELD_INVALID
+    root = world.started(world.request())
+    assert refusal(world.spawn(root, program(resources=resources)))[0] == Reason.FIELD_INVALID
+
+
 def test_an_input_may_name_only_artifacts_that_the_parent_may_read() -> None:
     world = World()
     root = world.started(world.request(program(readable_artifacts=("art_1",))))

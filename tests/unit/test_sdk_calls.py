@@ -101,6 +101,7 @@ def test_all_options_reach_the_spec() -> None:
         {"program": "\ud800"},
         {"program": "x", "inputs": {"no name": 1}},
         {"program": "x", "inputs": {"class": 1}},
+        {"program": "x", "inputs": ["a"]},
         {"program": "x", "pids_limit": "many"},
         {"program": "x", "pids_limit": True},
         {"program": "x", "max_children": -1},
@@ -114,6 +115,11 @@ def test_a_bad_option_is_refused_by_name(options: dict[str, Any]) -> None:
     with pytest.raises(FieldInvalidError) as caught:
         make_call(**options)
     assert caught.value.details["field"]
+
+
+def test_a_program_given_as_a_policy_is_refused_with_the_right_place() -> None:
+    with pytest.raises(FieldInvalidError, match="a program goes into program="):
+        make_call("return 1")
 
 
 def test_two_return_types_are_refused() -> None:
