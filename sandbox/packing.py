@@ -28,7 +28,7 @@ with open(sys.argv[1], "rb") as file:
 first = {{"__name__": "{PACKAGE}.bundle"}}
 exec(marshal.loads(modules["{PACKAGE}.bundle"]), first)
 first["install"]("{PACKAGE}", modules)
-from {PACKAGE}.supervisor import main
+from {PACKAGE}.start import main
 main(sys.argv[2:])
 """
 

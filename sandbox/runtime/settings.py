@@ -1,6 +1,6 @@
 """What a supervisor is told on its command line.
 
-Called by `supervisor.main`. Without `argparse`, whose import would cost more than all the rest.
+Called by `start`. Without `argparse`, whose import would cost more than all the rest.
 """
 
 from __future__ import annotations

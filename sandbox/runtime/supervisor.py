@@ -1,8 +1,8 @@
 """PID 1 of a sandbox: stands between the host and the code, and outlasts whatever the code does.
 
-Started by a driver (see `sandbox.packing`) with the frame channel as descriptors 0 and 1 and a log
-of the host's as 2. One loop always reads: the host, the REPL, what cells print.
-It imports C modules and this package's own only, and all of it before any user code runs.
+Called by `start`, with the frame channel as descriptors 0 and 1 and a log of the host's as 2. One
+loop always reads: the host, the REPL, what cells print. It imports C modules and this package's
+own only, and all of it before any user code runs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import select
 import sys
 import time
 
-from . import frames, linux, settings
+from . import frames, linux
 from .capturelink import CaptureLink
 from .cellrun import CellRun
 from .hostlink import HostLink
@@ -32,17 +32,19 @@ if TYPE_CHECKING:
 SWEEP_WAIT = 0.002  # between two looks at /proc while processes are being killed
 END_SECONDS = 5.0
 OUTCOMES = ("completed", "returned", "raised", "errored")  # those that a REPL may tell
+LAST_FRAMES = 1024  # more than its socket can hold
 FRAMES_A_TURN = 64  # of a REPL before others are served
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """Runs a supervisor until its host ends it or is gone."""
-    hidden = linux.hide_memory()
-    linux.adopt_orphans()
-    chosen = settings.parse(arguments)
-    for number in (signals.SIGINT, signals.SIGTERM, signals.SIGHUP, signals.SIGPIPE):
-        signals.signal(number, signals.SIG_IGN)
-    supervisor = Supervisor(chosen, hidden)
+def serve(chosen: Settings, hidden: bool, repl: ReplLink) -> NoReturn:
+    """Runs a supervisor until its host ends it or is gone.
+
+    Args:
+        chosen: what it was started with.
+        hidden: whether this process is hidden from the others.
+        repl: the first REPL, forked already.
+    """
+    supervisor = Supervisor(chosen, hidden, repl)
     try:
         supervisor.run()
     except EOFError:
@@ -59,19 +61,18 @@ def main(arguments: list[str]) -> NoReturn:
 class Supervisor:
     """The loop and what it holds."""
 
-    def __init__(self, chosen: Settings, hidden: bool) -> None:
+    def __init__(self, chosen: Settings, hidden: bool, repl: ReplLink) -> None:
         """Greets the host; nothing runs yet."""
         self._settings = chosen
         self._link = HostLink(0, 1)
-        self._repl: ReplLink | None = None
-        self._generation = 0
+        self._repl: ReplLink | None = repl
+        self._generation = 1
         self._lost = False  # a namespace was lost and no report said so yet
         self._cell: CellRun | None = None
         self._leftovers: list[int] = []  # pipes of finished cells that processes still hold
         self._capture: CaptureLink | None = None
         self._capture_sweep: Sweep | None = None
         self._capture_request: dict[str, Any] = {}
-        self._separate_uid = self._check_uid()
         self._wake = self._watch_children()
         self._link.send(
             {
@@ -80,20 +81,12 @@ class Supervisor:
                 "python": ".".join(map(str, sys.version_info[:3])),
                 "protections": {
                     "dumpable": hidden,
-                    "separate_uid": self._separate_uid,
+                    "separate_uid": chosen.repl_uid >= 0,
                     "filter": chosen.use_filter and linux.can_filter(),
                 },
             }
         )
         self._link.flush()
-
-    def _check_uid(self) -> bool:
-        """Uses the second uid only where it can be taken, and says so in `ready`."""
-        uid = self._settings.repl_uid
-        if uid < 0 or uid == posix.getuid() or not linux.has_capability(linux.CAP_SETUID):
-            self._settings.repl_uid = -1
-            return False
-        return True
 
     def _watch_children(self) -> int:
         reader, writer = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
@@ -103,7 +96,6 @@ class Supervisor:
 
     def run(self) -> None:
         """Serves until the host is gone (EOFError) or says `shutdown` (returns)."""
-        self._ensure_repl()
         while True:
             self._reap()
             self._tick(time.monotonic())
@@ -279,10 +271,11 @@ class Supervisor:
     def _repl_gone(self, repl: ReplLink, status: int) -> None:
         """Takes what the REPL said last, then reports its death."""
         try:
-            frame = repl.receive()
-            while frame is not None:
-                self._pass_on(frame)
+            for _ in range(LAST_FRAMES):  # a fork of it may go on sending for ever
                 frame = repl.receive()
+                if frame is None:
+                    break
+                self._pass_on(frame)
         except (EOFError, frames.FrameError):
             pass
         for name, size in repl.unfinished_blobs():
