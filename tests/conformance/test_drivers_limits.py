@@ -143,8 +143,10 @@ async def test_a_cell_that_forks_and_exits_all_the_time_is_stopped_and_its_names
     _, speaker = await subject.start()
     await speaker.run("kept = 5")
     cell = await speaker.start(
-        "import os, time\n"
+        "import os, signal, time\n"
         "if os.fork() == 0:\n"
+        "    for number in (signal.SIGINT, signal.SIGTERM):\n"
+        "        signal.signal(number, signal.SIG_IGN)\n"
         "    print('started', flush=True)\n"
         "    while True:\n"
         "        if os.fork():\n"
