@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 import unicodedata
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import IO, Any, cast
 
 from rich.console import Console
 from rich.text import Text
@@ -54,9 +55,55 @@ def line(text: str, limit: int = 120) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
+def complete_standard_files() -> None:
+    """Opens what is closed of standard input, output and error.
+
+    The next socket would take the number of a closed one. Writing to such an output still fails.
+    """
+    for number, name, flags in (
+        (0, "stdin", os.O_RDONLY),
+        (1, "stdout", os.O_RDONLY),
+        (2, "stderr", os.O_WRONLY),
+    ):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, flags)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8"))
+
+
+def give_up(stream: IO[str]) -> None:
+    """Lets nothing more reach a file that cannot be written, not even at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+
+
+class _ForPeople:
+    """Standard error, whose loss ends nothing: what is told there is not the result."""
+
+    def write(self, text: str) -> int:
+        try:
+            return sys.stderr.write(text)
+        except OSError:
+            give_up(sys.stderr)
+            return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
+
+
 def error_console() -> Console:
     """Standard error, for people; nothing in a text is taken for markup."""
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    return Console(
+        file=cast("IO[str]", _ForPeople()),
+        stderr=True,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=True,
+    )
 
 
 def output_console() -> Console:
@@ -66,6 +113,16 @@ def output_console() -> Console:
     """
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=False, width=width)
+
+
+def age(value: float | None) -> str:
+    """A long span in one unit."""
+    if value is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if value >= length:
+            return f"{int(value // length)} {unit}"
+    return f"{int(max(value, 0))} s"
 
 
 def seconds(value: float | None) -> str:

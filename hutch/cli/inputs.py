@@ -92,7 +92,9 @@ def read_contract(option: str | None) -> types.Contract | None:
     if option.startswith("@"):
         try:
             text = Path(option[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise typer.BadParameter(f"--returns {option}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
             raise typer.BadParameter(f"--returns {option}: {error}") from error
     try:
         schema = json.loads(text)

@@ -58,21 +58,41 @@ def ps(
     if shared.as_json:
         display.print_json({"invocations": [display.invocation_json(item) for item in found]})
         return
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("ID", "LABEL", "STATE", "AGE", "TOOK", "BELOW"):
-        table.add_column(name, no_wrap=True, overflow="ignore" if name == "ID" else "ellipsis")
+    _print_list(found)
+
+
+def _print_list(found: list[types.Invocation]) -> None:
+    """One line each. Only labels give way to a narrow terminal: a cut id is of no use."""
+    console = display.output_console()
     now = datetime.now(UTC)
-    for item in found:
-        took = display.span(item.start_time or item.create_time, item.end_time or now)
-        table.add_row(
+    rows = [
+        (
             Text(item.invocation_id),
-            Text(display.line(item.label, 40)),
             display.outcome(item),
-            display.seconds(display.span(item.create_time, now)),
-            display.seconds(took),
-            str(item.descendant_count),
+            Text(display.age(display.span(item.create_time, now))),
+            Text(_took(item, now)),
+            Text(str(item.descendant_count)),
         )
-    display.output_console().print(table)
+        for item in found
+    ]
+    names = ("ID", "STATE", "AGE", "TOOK", "BELOW")
+    widths = [
+        max([len(name), *map(len, column)])
+        for name, column in zip(names, zip(*rows, strict=True), strict=False)
+    ]
+    room = max(8, console.width - sum(widths) - 2 * len(names))
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for position, name in enumerate(names):
+        table.add_column(name, no_wrap=True, min_width=widths[position] if widths else None)
+        if name == "ID":
+            table.add_column("LABEL", no_wrap=True)
+    for item, (first, *rest) in zip(found, rows, strict=True):
+        table.add_row(first, Text(display.line(item.label, min(40, room))), *rest)
+    console.print(table, crop=False)
+
+
+def _took(item: types.Invocation, now: datetime) -> str:
+    return display.seconds(display.span(item.start_time or item.create_time, item.end_time or now))
 
 
 def show_tree(

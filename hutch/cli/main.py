@@ -5,7 +5,6 @@ Called by the installed script `hutch` and by `python -m hutch.cli`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -74,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0 done; 1 another ending, or nothing of that name; 2 usage or set-up; 130
         interrupted.
     """
+    display.complete_standard_files()
     words = list(sys.argv[1:] if arguments is None else arguments)
     command = typer.main.get_command(app)
     try:
@@ -88,8 +88,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HutchError as error:
         return _problem(error, words)
     except BrokenPipeError:
-        # Whoever read us is gone; nothing is left to say, and nothing may be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        display.give_up(sys.stdout)  # whoever read us is gone; nothing is left to say
+        return 1
+    except OSError as error:
+        display.give_up(sys.stdout)
+        display.error_console().print(Text(display.safe(f"hutch: {error}"), style="red"))
         return 1
 
 

@@ -306,7 +306,7 @@ def print_failure(console: Console, invocation: types.Invocation) -> None:
     elif failure is not None and failure.type_name:
         message = display.safe(failure.message)
         console.print(Text(f"{display.line(failure.type_name)}: {message}"))
-    if ending.message and not (failure is not None and failure.traceback):
+    if ending.message and not (failure is not None and (failure.traceback or failure.path)):
         console.print(Text(display.safe(ending.message), style="red"))
     evidence = ending.evidence
     if evidence is not None and evidence.limit:

@@ -147,8 +147,6 @@ class InvocationTree:
 
     def _row(self, node: Node, now: datetime) -> Text:
         text = Text(node.name)
-        if node.label:
-            text.append(f" {node.invocation_id}", style="dim")
         style = (
             display.ENDING_STYLES.get(node.word, "red")
             if node.ending is not None
@@ -158,6 +156,8 @@ class InvocationTree:
         took = display.span(node.start_time or node.create_time, node.end_time or now)
         if took is not None and node.create_time is not None:
             text.append(f"  {display.seconds(max(took, 0.0))}", style="dim")
+        if node.label:  # last, where a narrow terminal cuts
+            text.append(f"  {node.invocation_id}", style="dim")
         return text
 
     def to_json(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def test_a_tree_follows_its_events() -> None:
     assert tree.fold(event("inv_1", types.UnknownEvent())) is None
     text = drawn(tree)
     assert "\x1b" not in text
-    assert "└── \\x1b[31m[red]child inv_2  raised" in text
+    assert "└── \\x1b[31m[red]child  raised  0.00 s  inv_2" in text
     assert tree.sandboxes == 1
     assert tree.to_json()["children"][0]["ending"] == "raised"
 
@@ -127,7 +127,7 @@ def test_a_deep_tree_stays_within_its_rows() -> None:
         (types.Accepted(invocation=invocation("i", "p")), "was accepted at depth 2, child of p"),
         (
             types.StateChanged(state="starting", sandbox_id="s", attempt=2),
-            "a sandbox in s (attempt 2",
+            "gets s (attempt 2",
         ),
         (
             types.CallRefused(reason="DEPTH_LIMIT_REACHED", message="m"),
