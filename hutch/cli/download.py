@@ -2,14 +2,14 @@
 
 Called by `run --out` and `artifacts get`; calls the SDK and the operating system. A name is hostile
 data: it is taken apart, each folder is opened without following a link, and a file appears under
-    its name only
-when it is complete and has its digest. It replaces a file of that name, never what a link there
-points to.
+its name only when it is complete and has its digest. It replaces a file of that name, never what a
+link there points to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import secrets
 import stat
@@ -62,6 +62,21 @@ def parts_of(name: str) -> tuple[str, ...]:
     return parts
 
 
+def open_base(folder: Path) -> int:
+    """Opens the folder that artifacts go into, made where it is missing; the caller closes it.
+
+    Raises:
+        NameRefused: It cannot be used.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NameRefused(f"the folder {str(folder)!r} cannot be used: {error.strerror}") from error
+
+
 async def save_all(
     client: AsyncClient, artifacts: Sequence[types.Artifact], folder: Path
 ) -> list[Saved]:
@@ -70,11 +85,7 @@ async def save_all(
     Raises:
         NameRefused: The folder itself cannot be used.
     """
-    try:
-        await asyncio.to_thread(folder.mkdir, parents=True, exist_ok=True)
-        base = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise NameRefused(f"the folder {str(folder)!r} cannot be used: {error}") from error
+    base = await asyncio.to_thread(open_base, folder)
     saved = []
     try:
         for artifact in artifacts:
@@ -82,7 +93,7 @@ async def save_all(
                 parts = parts_of(artifact.name)
                 await _save(client, artifact, base, parts)
                 saved.append(Saved(artifact=artifact, path=folder.joinpath(*parts)))
-            except (NameRefused, OSError) as error:
+            except (HutchError, OSError) as error:
                 saved.append(Saved(artifact=artifact, problem=str(error)))
     finally:
         os.close(base)

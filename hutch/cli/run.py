@@ -81,6 +81,8 @@ def run(
         raise typer.BadParameter(_NOT_BUILT)
     if file is None:
         raise typer.BadParameter("name a program's file, or - for standard input")
+    if out is not None and detach:
+        raise typer.BadParameter("--out needs the ending, which --detach does not wait for")
     spec = types.Spec(
         program=inputs.read_program(file),
         inputs=inputs.read_inputs(input_ or []),
@@ -94,6 +96,8 @@ def run(
         template=template,
         label=label or ("" if file == "-" else Path(file).name[:200]),
     )
+    if out is not None:
+        os.close(download.open_base(out))  # a folder that cannot be used is told before the work
     console = display.error_console()
     job = Run(shared=shared, spec=spec, out=out, console=console, quiet=quiet)
     raise typer.Exit(asyncio.run(job.detach() if detach else job.run()))

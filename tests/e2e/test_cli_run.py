@@ -64,6 +64,19 @@ def test_case_d20_a_refused_request_is_exit_code_2_and_starts_nothing(
     assert client.list_invocations(page_size=1).invocations == before
 
 
+def test_a_folder_that_cannot_be_used_is_told_before_the_work(
+    cli: Cli, client: hutch.Client
+) -> None:
+    before = client.list_invocations(page_size=1).invocations
+    file = cli.program("return 1")
+    for folder in (file, f"{file}/below", "/proc/hutch-out"):
+        done = cli.run("run", file, "--out", folder)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "cannot be used" in done.stderr
+    assert cli.run("run", file, "--out", "out", "--detach").returncode == 2
+    assert client.list_invocations(page_size=1).invocations == before
+
+
 def test_case_d20_an_interrupt_cancels_durably(cli: Cli, client: hutch.Client) -> None:
     label = "interrupted-run"
     program = cli.program(
