@@ -75,6 +75,7 @@ class Attachment:
         self._held: dict[str, asyncio.Future[None]] = {}
         self._acked = 0
         self._ack_due = 0
+        self._durable = 0  # the last event of which the host need know no more
         self._output_since_ack = 0
         self._stream: Stream | None = None
         self._answered: dict[CallId, cmd.Reply] = {}
@@ -263,6 +264,7 @@ class Attachment:
                 done.add_done_callback(lambda _: self._acknowledge(urgent=False))
             self._acknowledge(urgent=False)
             if kind == "gone":
+                self._release_all()
                 if done is not None:
                     await done
                 self._acknowledge(urgent=True)
@@ -291,16 +293,23 @@ class Attachment:
         else:
             done.add_done_callback(let_go)
 
+    def _release_all(self) -> None:
+        """Lets go of what nothing will use any more, so that the host can forget the sandbox."""
+        for future in self._held.values():
+            future.set_result(None)
+        self._held.clear()
+
     def _acknowledge(self, *, urgent: bool) -> None:
         """Lets the host forget what is durable: in lots, since each one costs a message."""
         while self._acks and (self._acks[0][1] is None or self._acks[0][1].done()):
             sequence, done = self._acks.popleft()
             if done is not None and (done.cancelled() or done.exception() is not None):
                 return  # it was not journalled, so the host must keep it
-            many = sequence - self._ack_due >= ACK_EVENTS
-            if urgent or many or self._output_since_ack >= ACK_BYTES:
-                self._ack_due = sequence
-                self._output_since_ack = 0
+            self._durable = sequence
+        many = self._durable - self._ack_due >= ACK_EVENTS
+        if urgent or many or self._output_since_ack >= ACK_BYTES:
+            self._ack_due = self._durable
+            self._output_since_ack = 0
         if self._ack_due > self._acked:
             self._idle.clear()
             self._wake.set()
