@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 512
 MAX_DEPTH = 64
 MAX_ENTRIES = 1_000_000
+END = -1  # beyond a `**` that ends a pattern: anything below matches
 OPEN_FLAGS = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC | posix.O_NOCTTY
 
 
@@ -41,21 +42,35 @@ def matches(pattern: list[bytes], name: list[bytes], *, partly: bool = False) ->
 
     Args:
         pattern: `**` stands for any folders (at the end: anything below), `*` and `?` stay inside
-            one part.
+            one part. Takes time proportional to the product of the lengths.
         name: the parts of the name.
         partly: whether it is enough that something inside the folder of this name could match.
     """
-    if not name:
-        return partly or not pattern
-    if not pattern:
-        return False
-    if pattern[0] == b"**":
-        if len(pattern) == 1:
+    places = _with_skipped(pattern, {0})  # where in the pattern the next part may stand
+    for part in name:
+        following = set()
+        for at in places:
+            if at == len(pattern):
+                continue
+            if pattern[at] == b"**":
+                following.add(at if at + 1 < len(pattern) else END)
+            elif matches_part(pattern[at], part):
+                following.add(at + 1)
+        if END in following:
             return True
-        return matches(pattern[1:], name, partly=partly) or matches(
-            pattern, name[1:], partly=partly
-        )
-    return matches_part(pattern[0], name[0]) and matches(pattern[1:], name[1:], partly=partly)
+        places = _with_skipped(pattern, following)
+    return bool(places) if partly else len(pattern) in places
+
+
+def _with_skipped(pattern: list[bytes], places: set[int]) -> set[int]:
+    """Adds the places that are reached where a `**` stands for no folder."""
+    found = set()
+    for at in places:
+        found.add(at)
+        while at + 1 < len(pattern) and pattern[at] == b"**":
+            at += 1
+            found.add(at)
+    return found
 
 
 def matches_part(pattern: bytes, part: bytes) -> bool:

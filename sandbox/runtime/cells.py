@@ -15,6 +15,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+MAX_TYPE_NAME = 200
+
 
 class Outcome:
     """How a cell ended: the fields of `done` that the REPL knows."""
@@ -61,7 +63,7 @@ class Runner:
             return self._run(code)
         except BaseException as error:  # an interrupt that came in its last moment
             signals.signal(signals.SIGINT, signals.SIG_IGN)
-            failure = errors.Failure(type_name=type(error).__name__)
+            failure = errors.Failure(type_name=class_name(error))
             return Outcome("errored", failure=failure.to_dict())
 
     def _run(self, code: bytes) -> Outcome:
@@ -106,20 +108,28 @@ class Runner:
     def _failed(self, error: BaseException, cell: Cell | None) -> Outcome:
         from . import failures
 
+        number = None
         try:
+            if issubclass(type(error), OSError):
+                number = getattr(error, "errno", None)
             register_sources(self._sources)
-            failure = failures.describe(error, cell, self._own_folder)
+            failure = failures.describe(error, class_name(error), cell, self._own_folder)
             raised = cell is not None and failures.left_by_raise(error, cell)
-        except Exception as problem:  # for example out of memory: the outcome still has to be told
+        except BaseException as problem:  # the class is the code's own, and memory may be short
             failure = errors.Failure(
-                type_name=failures.clean(type(error).__name__, failures.MAX_TYPE_NAME),
-                message=f"its description failed: {type(problem).__name__}",
+                type_name=class_name(error),
+                message=f"its description failed: {class_name(problem)}",
             ).to_dict()
             raised = False
-        number = getattr(error, "errno", None) if isinstance(error, OSError) else None
         if type(number) is not int or not 0 <= number < 4096:
             number = None
         return Outcome("raised" if raised else "errored", failure=failure, errno=number)
+
+
+def class_name(error: BaseException) -> str:
+    """Returns the name of its class, short and sound, without running code of that class."""
+    name = str.__str__(type.__dict__["__name__"].__get__(type(error)))[:MAX_TYPE_NAME]
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")[:MAX_TYPE_NAME]
 
 
 def register_sources(sources: dict[str, str]) -> None:
@@ -147,5 +157,5 @@ def flush_outputs() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # noqa: S110 - closed or replaced by the code
+        except BaseException:  # noqa: S110 - closed or replaced by the code
             pass

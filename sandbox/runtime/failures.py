@@ -14,21 +14,24 @@ if TYPE_CHECKING:
 
     from .compiling import Cell
 
-MAX_TYPE_NAME = 200
 MAX_PATH = 2_000
 
 
-def describe(error: BaseException, cell: Cell | None, own_folder: str) -> dict[str, str]:
+def describe(
+    error: BaseException, type_name: str, cell: Cell | None, own_folder: str
+) -> dict[str, str]:
     """Writes an exception as a `failure`.
 
     Args:
         error: the exception that left the cell.
+        type_name: the name of its class.
         cell: the compiled cell; None when it could not be compiled.
         own_folder: where this package's files are: its frames are none of the code's.
     """
-    failure = errors.Failure(type_name=clean(type(error).__name__, MAX_TYPE_NAME))
+    failure = errors.Failure(type_name=type_name)
     failure.message = clean(_text(error), frames.MAX_MESSAGE)
-    failure.traceback = clean(_traceback(error, cell, own_folder), frames.MAX_TRACEBACK)
+    trace = _traceback(error, type_name, cell, own_folder)
+    failure.traceback = clean(trace, frames.MAX_TRACEBACK)
     if isinstance(error, errors.InvocationFailed):
         failure.invocation_id = clean(error.child_id, 128)
         failure.ending = clean(error.ending, 64)
@@ -62,7 +65,8 @@ def left_by_raise(error: BaseException, cell: Cell) -> bool:
 
 def clean(text: object, limit: int) -> str:
     """Makes sound text of at most so many characters; the middle of a longer one is left out."""
-    sound = str(text).encode("utf-8", "backslashreplace").decode("utf-8")
+    # A class of the code's own may be a text: only an exact one has the methods that it should.
+    sound = str.__str__(str(text)).encode("utf-8", "backslashreplace").decode("utf-8")
     if len(sound) <= limit:
         return sound
     mark = "\n[...]\n" if limit > 500 else "..."
@@ -77,7 +81,7 @@ def _text(error: BaseException) -> str:
         return "<the text of the exception could not be made>"
 
 
-def _traceback(error: BaseException, cell: Cell | None, own_folder: str) -> str:
+def _traceback(error: BaseException, type_name: str, cell: Cell | None, own_folder: str) -> str:
     import traceback
 
     start = _cell_entry(error.__traceback__, cell) if cell is not None else None
@@ -85,8 +89,8 @@ def _traceback(error: BaseException, cell: Cell | None, own_folder: str) -> str:
         report = traceback.TracebackException(type(error), error, start or None)
         _drop_own_frames(report, own_folder, set())
         return "".join(report.format())
-    except BaseException as problem:  # as above
-        return f"{type(error).__name__}: the traceback could not be made ({type(problem).__name__})"
+    except BaseException:  # as above
+        return f"{type_name}: the traceback could not be made"
 
 
 def _drop_own_frames(report: Any, own_folder: str, seen: set[int]) -> None:

@@ -97,7 +97,7 @@ class Repl:
         except Exception as error:
             from . import failures
 
-            failure = failures.describe(error, None, self._own_folder)
+            failure = failures.describe(error, cells.class_name(error), None, self._own_folder)
             self._report(cell, cells.Outcome("errored", failure=failure))
             return
         self._channel.send({"type": "started", "cell": cell}, [])
