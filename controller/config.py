@@ -42,6 +42,9 @@ class Limits(_Frozen):
     output_limit_bytes: Limit = Limit(default=GIB, maximum=16 * GIB)
     artifact_files: int = Field(default=256, ge=1, description="Files captured at the end.")
     artifact_bytes: int = Field(default=256 * MIB, ge=1, description="Bytes captured at the end.")
+    stored_bytes: int = Field(
+        default=4 * GIB, ge=1, description="Bytes of large inputs and values from one sandbox."
+    )
 
 
 class ControllerConfig(_Frozen):

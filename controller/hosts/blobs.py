@@ -50,6 +50,7 @@ class InboundBlobs:
         self._tenant_id = tenant_id
         self._blobs: dict[str, _Blob] = {}
         self._taken: list[str] = []
+        self._stored_bytes = 0
 
     async def add(self, chunk: hs.BlobChunk) -> None:
         """Takes one chunk.
@@ -136,7 +137,7 @@ class InboundBlobs:
         """The value of a content; over 1 MiB it becomes an artifact without a producer.
 
         Raises:
-            Refused: PAYLOAD_TOO_LARGE, STORE_FULL.
+            Refused: PAYLOAD_TOO_LARGE, QUOTA_EXCEEDED, STORE_FULL.
             BlobRefused: the blob is not there.
         """
         if content.WhichOneof("body") != "blob_id":
@@ -147,6 +148,13 @@ class InboundBlobs:
         if blob.size > VALUE_BYTES:
             await blob.staged.abort()
             raise _too_large(blob.size, VALUE_BYTES)
+        limit = self._services.config.limits.stored_bytes
+        if self._stored_bytes + blob.size > limit:  # a refused spawn's inputs are stored as well
+            await blob.staged.abort()
+            raise Refused(
+                Reason.QUOTA_EXCEEDED, f"more than {limit} bytes of large values", limit=str(limit)
+            )
+        self._stored_bytes += blob.size
         await blob.staged.finish()
         row = await self._services.artifacts.publish(
             self._tenant_id,

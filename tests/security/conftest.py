@@ -14,12 +14,13 @@ from hutch.v1.host_service_pb2_grpc import HostServiceStub
 from tests.support.stack import Stack, stack
 
 PATIENCE_SECONDS = 10.0
+STORED_BYTES = 8 * 1024 * 1024
 
 
 @pytest.fixture(scope="session")
 def attacked() -> Iterator[Stack]:
     """A controller and a bubblewrap host that hostile programs may try to break."""
-    with stack() as found:
+    with stack(config=f"[controller.limits]\nstored_bytes = {STORED_BYTES}\n") as found:
         yield found
 
 

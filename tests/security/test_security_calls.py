@@ -107,3 +107,17 @@ return [None if answer.failure is None else answer.failure.reason for answer in 
         program=hostile(program), timeout_seconds=GUARD_SECONDS, memory_limit_bytes=2**30
     )
     assert answers == [None, None, None, None, "QUOTA_EXCEEDED"]
+
+
+def test_the_large_inputs_of_refused_children_do_not_fill_the_store(client: hutch.Client) -> None:
+    program = """
+reasons = []
+for number in range(8):
+    try:
+        invoke(program="return 1", max_depth=99, text=str(number) * 2_000_000)
+    except hutch.RequestRefused as refused:
+        reasons.append(refused.reason)
+return reasons
+"""
+    reasons = client.invoke(program=hostile(program), timeout_seconds=GUARD_SECONDS)
+    assert reasons == ["GRANT_DENIED"] * 4 + ["QUOTA_EXCEEDED"] * 4
