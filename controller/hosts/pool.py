@@ -156,16 +156,27 @@ class HostPool:
     ) -> None:
         """Ends what cannot be served, whatever the reason: it must not keep its slot."""
         log.error("attachment_failed", sandbox_id=command.sandbox_id, exc_info=problem)
-        await self._destroy_until_done(command.sandbox_id)
         full = isinstance(problem, StoreFull)
         message = "the store is full" if full else "the controller failed to serve it"
-        await attachment.lost(GoneCause.LOST, message, Evidence(detail=message))
+        await self._end(command, attachment, GoneCause.LOST, message, message)
 
     async def _deny(self, command: cmd.StartSandbox, attachment: Attachment, problem: str) -> None:
         log.warning("sandbox_denied", sandbox_id=command.sandbox_id, problem=problem)
+        message = f"it broke the protocol: {problem}"
+        await self._end(command, attachment, GoneCause.DENIED, message, problem)
+
+    async def _end(
+        self,
+        command: cmd.StartSandbox,
+        attachment: Attachment,
+        cause: GoneCause,
+        message: str,
+        detail: str,
+    ) -> None:
         await self._destroy_until_done(command.sandbox_id)
-        evidence = Evidence(detail=problem[:2000])
-        await attachment.lost(GoneCause.DENIED, f"it broke the protocol: {problem}", evidence)
+        await attachment.lost(cause, message, Evidence(detail=detail[:2000]))
+        # Its end is durable, and nobody will hear its last events: now the host forgets them.
+        await self._destroy_until_done(command.sandbox_id)
 
     async def _time_capture(self, attachment: Attachment) -> None:
         seconds = self._services.config.capture_timeout_seconds

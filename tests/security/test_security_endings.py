@@ -106,6 +106,14 @@ os._exit(3)
         'put({"type": "call", "call": "a", "op": "root"})',
         "denied",
     ),
+    "more blobs than may wait": (
+        """
+for number in range(40):
+    put({"type": "blob", "blob": f"b{number}", "offset": 0, "last": True}, bytes(1_000))
+time.sleep(30)
+""",
+        "denied",
+    ),
     "a report about the REPL's own death": ('forge_done(b"1", exit_code=0)', "denied"),
     "a report of another cell": (
         'put({"type": "done", "cell": "other"}); time.sleep(30)',
