@@ -42,6 +42,7 @@ from controller.store.ports import (
 log = structlog.get_logger(__name__)
 
 
+RECENT_VALUE_BYTES = 64 * 1024
 RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
 
 
@@ -214,6 +215,9 @@ class Loop:
 
     def _remember(self, rows: Iterable[InvocationRow]) -> None:
         for row in rows:
+            if len(row.value) > RECENT_VALUE_BYTES:
+                self.recent.pop(row.invocation_id, None)  # too large to keep; the store has it
+                continue
             self.recent[row.invocation_id] = row
             self.recent.move_to_end(row.invocation_id)
         while len(self.recent) > RECENT:
