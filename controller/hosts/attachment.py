@@ -8,6 +8,7 @@ host says are open. Events are acknowledged once what followed from them is dura
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -37,6 +38,7 @@ log = structlog.get_logger(__name__)
 ACK_BYTES = 1024 * 1024
 ACK_EVENTS = 64
 ANSWERED = 64
+HANG_UP_SECONDS = 5.0
 REPLY_BYTES = 4 * 1024 * 1024  # of answers that wait; above it no call is heard
 REPLY_OVERHEAD_BYTES = 512
 Item = Callable[[], Awaitable[None]]
@@ -265,12 +267,23 @@ class Attachment:
             self._acknowledge(urgent=False)
             if kind == "gone":
                 self._release_all()
+                self._forget_replies()
                 if done is not None:
                     await done
                 self._acknowledge(urgent=True)
                 await self._idle.wait()
                 self.gone.set()
+                await self._hang_up(stream)
                 return
+
+    async def _hang_up(self, stream: Stream) -> None:
+        """Waits until the host has heard the last acknowledgement: to cancel would drop it."""
+        self._stream = None
+        with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError):
+            async with asyncio.timeout(HANG_UP_SECONDS):
+                await stream.done_writing()
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
 
     def _hold(self, blob_id: str) -> asyncio.Future[None]:
         """Keeps the host from forgetting bytes whose use is not durable yet."""
