@@ -11,7 +11,9 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
@@ -60,6 +62,17 @@ async def _run(arguments: argparse.Namespace) -> None:
     await controller.run(ready)
 
 
+class _Log:
+    """Standard error, straight to its descriptor. A log that cannot be written ends nothing."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 def main() -> int:
     """Runs a controller: 0 after a graceful end, 2 if it cannot start, 70 if its store fails."""
     arguments = _arguments()
@@ -70,7 +83,7 @@ def main() -> int:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Log())),
     )
     try:
         asyncio.run(_run(arguments))

@@ -247,16 +247,22 @@ def lock_file(path: Path) -> IO[bytes] | None:
     return handle
 
 
+def _served(paths: LocalPaths) -> LiveProcess | None:
+    """The live controller, if its host lives too: a host that died with its `up` stays away."""
+    live = find_live(paths.controller_file)
+    return live if live is not None and find_live(paths.host_file) is not None else None
+
+
 @contextmanager
 def _start_lock(paths: LocalPaths, deadline: float) -> Iterator[bool]:
-    """Holds the start lock; False when a live controller appeared while waiting for it."""
+    """Holds the start lock; False when controller and host appeared while waiting for it."""
     while True:
         handle = lock_file(paths.start_lock)
         if handle is not None:
             with handle:
                 yield True
             return
-        if find_live(paths.controller_file) is not None:
+        if _served(paths) is not None:
             yield False
             return
         if time.monotonic() > deadline:
@@ -276,13 +282,15 @@ def ensure(paths: LocalPaths, *, timeout_seconds: float = START_TIMEOUT_SECONDS)
         LocalControllerError: It could not be started; the message has the reason.
     """
     deadline = time.monotonic() + timeout_seconds
+    started = False
     while True:
-        live = find_live(paths.controller_file)
+        live = find_live(paths.controller_file) if started else _served(paths)
         if live is not None:
             return live
         with _start_lock(paths, deadline) as mine:
-            if mine and find_live(paths.controller_file) is None:
-                _start_up(paths, deadline)
+            if mine and _served(paths) is None:
+                _start_up(paths, deadline)  # where an `up` lives already this only waits for it
+                started = True
         if time.monotonic() > deadline:
             raise LocalControllerError(
                 f"no controller for {str(paths.state)!r} answered within {timeout_seconds:.0f} s: "

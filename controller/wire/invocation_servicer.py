@@ -112,8 +112,12 @@ class InvocationServicer(InvocationServiceServicer):
             return await self._created(tenant_id, known.answer_id)
         spec = await self._checked_spec(tenant_id, request.spec)
         session_id = SessionId(request.session_id)
-        if request.cancel_on_disconnect and not self._parts.sessions.known(session_id):
-            raise Refused(Reason.FIELD_INVALID, "no such session is open", field="session_id")
+        if request.cancel_on_disconnect:
+            if not session_id:
+                message = "cancel_on_disconnect needs a session"
+                raise Refused(Reason.FIELD_INVALID, message, field="session_id")
+            # One of a controller that has died is not open again yet; it gets the usual grace.
+            self._parts.sessions.expect([session_id])
         _refuse_if_draining(self._parts.loop)
         done = self._parts.loop.post(
             ev.InvocationRequested(

@@ -31,7 +31,7 @@ class Sessions:
         return len(self._open)
 
     def expect(self, sessions: Iterable[SessionId]) -> None:
-        """Gives sessions of an earlier controller their grace."""
+        """Gives sessions that are not open yet, such as an earlier controller's, their grace."""
         for session_id in sessions:
             if session_id and session_id not in self._open:
                 self._start_timer(session_id)
@@ -52,10 +52,6 @@ class Sessions:
         self._open.pop(session_id, None)
         self._start_timer(session_id)
         self._changed()
-
-    def known(self, session_id: SessionId) -> bool:
-        """Whether the session is open, or was a moment ago."""
-        return session_id in self._open or session_id in self._timers
 
     def _start_timer(self, session_id: SessionId) -> None:
         if session_id in self._timers:

@@ -257,7 +257,8 @@ class Run:
         if not self._quiet:
             if self._console.is_terminal:
                 self._console.print(outcome.tree.render())
-            print_failure(self._console, outcome.invocation)
+        print_failure(self._console, outcome.invocation)
+        if not self._quiet:
             self._console.print(Text(summary(outcome, self._out), style="bold"))
         for refusal in outcome.refusals:
             name, reason = display.line(refusal.name), display.line(refusal.reason)

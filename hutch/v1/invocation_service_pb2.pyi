@@ -127,7 +127,7 @@ class CreateInvocationRequest(_message.Message):
     give the same answer.
     """
     session_id: _builtins.str
-    """The session it is bound to; needed by `cancel_on_disconnect`."""
+    """The session it is bound to; needed by `cancel_on_disconnect`. One that is not open has its grace."""
     cancel_on_disconnect: _builtins.bool
     """Whether it is cancelled when the session is gone; false by default."""
     @_builtins.property

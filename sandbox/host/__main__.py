@@ -13,7 +13,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO, cast
 
 import structlog
 
@@ -78,6 +80,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+class _Log:
+    """Standard error, straight to its descriptor. A log that cannot be written ends nothing."""
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
 def configure_logging() -> None:
     """Logs JSON lines to stderr."""
     structlog.configure(
@@ -88,7 +101,7 @@ def configure_logging() -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(file=cast("TextIO", _Log())),
     )
 
 

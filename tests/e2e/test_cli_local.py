@@ -132,6 +132,45 @@ def test_an_up_that_was_killed_is_followed_by_one_that_adopts(cli: Cli) -> None:
     assert cli.everything_has_ended()
 
 
+def test_a_host_that_died_with_its_supervisor_is_started_again_by_the_next_client(cli: Cli) -> None:
+    process = cli.start("run", cli.program(GATED))
+    assert process.stderr is not None
+    while "up" not in (line := process.stderr.readline()):
+        assert line
+    host = cli.host()
+    assert host is not None
+    os.kill(int((cli.state / "up.lock").read_text()), signal.SIGKILL)
+    os.kill(host.pid, signal.SIGKILL)
+    assert cli.run("ps").returncode == 0
+    assert cli.host() is not None
+    code, _, stderr = finish(process)
+    assert code == 1
+    assert "host_lost" in stderr
+    done = cli.run("run", cli.program("return 5", "next.py"))
+    assert (done.returncode, done.stdout) == (0, "5\n"), done.stderr
+    cli.wait_until_everything_has_ended()
+
+
+def test_a_log_that_cannot_be_written_ends_nothing(cli: Cli) -> None:
+    """A full disk takes the log first; what it said is lost and nothing else."""
+    (cli.state / "logs").mkdir(mode=0o700, parents=True)
+    cli.state.chmod(0o700)
+    for name in ("controller", "host"):
+        (cli.state / "logs" / f"{name}.log").symlink_to("/dev/full")
+    program = cli.program("from hutch import invoke\nreturn invoke(program='return 8')", "b.py")
+    process = cli.start("run", cli.program("import time\nprint('up')\ntime.sleep(2)\nreturn 3"))
+    assert process.stderr is not None
+    while "up" not in (line := process.stderr.readline()):
+        assert line
+    host = cli.host()
+    assert host is not None
+    os.kill(host.pid, signal.SIGKILL)  # both tell of it
+    assert finish(process)[0] == 1
+    done = cli.run("run", program)
+    assert (done.returncode, done.stdout) == (0, "8\n"), done.stderr
+    cli.wait_until_everything_has_ended()
+
+
 def test_up_starts_again_what_dies(cli: Cli) -> None:
     up = cli.start("up", "--json")
     facts = json.JSONDecoder().raw_decode(read_document(up))[0]

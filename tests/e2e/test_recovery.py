@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
 import pytest
 
 import hutch
+from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_service_pb2 as pb
+from hutch.v1.invocation_service_pb2_grpc import InvocationServiceStub
 from tests.support.stack import NotReady, Stack
 
 
@@ -82,6 +88,28 @@ def test_a_client_that_is_gone_takes_its_bound_invocations_with_it(own_stack: St
         assert (ending.kind, ending.cause) == ("cancelled", "disconnected")
         assert other.get_invocation(free.id).state == "running"
         other.cancel_invocation(free.id)
+
+
+def test_a_session_that_is_not_open_yet_has_its_grace(own_stack: Stack) -> None:
+    """A controller that died between a client's session and its request refuses nothing."""
+    request = pb.CreateInvocationRequest(
+        request_id="r" * 16,
+        session_id="s" * 16,
+        cancel_on_disconnect=True,
+        spec=invocation_pb2.InvocationSpec(program="while True: pass"),
+    )
+    with grpc.insecure_channel(own_stack.target) as channel:
+        stub: Any = InvocationServiceStub(channel)
+        created = stub.CreateInvocation(request, timeout=30).invocation
+        request.session_id, request.request_id = "", "q" * 16
+        with pytest.raises(grpc.RpcError, match="needs a session"):
+            stub.CreateInvocation(request, timeout=30)
+    with hutch.connect(own_stack.target) as client:
+        while client.wait_invocation(created.invocation_id).state != "ended":
+            pass
+        ending = client.get_invocation(created.invocation_id).ending
+        assert ending is not None
+        assert (ending.kind, ending.cause) == ("cancelled", "disconnected")
 
 
 def test_a_second_controller_on_the_same_state_is_refused(own_stack: Stack) -> None:
