@@ -170,6 +170,7 @@ class Controller:
                 await self._until_done()
             finally:
                 self._loop.draining = True
+                self._loop.flush()
                 self._loop.watchers.notify_all()
                 await server.stop(STOP_SECONDS)
 

@@ -2,7 +2,8 @@
 
 Every fact enters through `post`. Deciding and folding happen at once, in the order of the facts;
 the records are appended to the journal in that order, and nothing that follows from them (commands,
-answers, notices to watchers) happens before they are durable. Batches that wait share one commit.
+answers, notices to watchers) happens before they are durable. Batches that wait share one commit;
+records for which nobody waits are held for a moment to share the next one.
 A journal that fails ends the process: `failed` is set and the application exits.
 
 Called by the servicers, the host client, the contract checker's task and the timers; calls the
@@ -26,7 +27,7 @@ from controller.engine import commands as cmd
 from controller.engine import records as rec
 from controller.engine.apply import apply
 from controller.engine.decide import decide
-from controller.engine.events import Event
+from controller.engine.events import CellEnded, Event, SandboxStarted
 from controller.engine.implied import commands, recovery
 from controller.engine.state import EngineState, Node
 from controller.nursery import Nursery
@@ -42,6 +43,7 @@ from controller.store.ports import (
 log = structlog.get_logger(__name__)
 
 
+HOLD_SECONDS = 0.01  # the longest that records for which nobody waits are held for company
 RECENT_VALUE_BYTES = 64 * 1024
 RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
 
@@ -63,11 +65,35 @@ class Projector(Protocol):
 @dataclass(slots=True, kw_only=True)
 class _Pending:
     done: asyncio.Future[None]
+    batch: Batch | None = None
     append: asyncio.Task[None] | None = None
     commands: list[cmd.Command] = field(default_factory=list)
     trees: tuple[InvocationId, ...] = ()
     rows: tuple[InvocationRow, ...] = ()  # of invocations that have ended
     ended: tuple[Node, ...] = ()
+
+
+def _may_wait(event: Event, pending: _Pending) -> bool:
+    """Whether nobody waits for these records: what a sandbox tells on its way is most often
+    followed at once by more, and one commit then serves both."""
+    return (
+        pending.batch is not None
+        and isinstance(event, (SandboxStarted, CellEnded))
+        and all(
+            isinstance(item, (cmd.CaptureArtifacts, cmd.DropDeadline)) for item in pending.commands
+        )
+    )
+
+
+def _merged(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        records=tuple(item for batch in batches for item in batch.records),
+        rows=tuple(item for batch in batches for item in batch.rows),
+        requests=tuple(item for batch in batches for item in batch.requests),
+        ended_trees=tuple(item for batch in batches for item in batch.ended_trees),
+    )
 
 
 class Watchers:
@@ -128,6 +154,8 @@ class Loop:
         self._changed = changed
         self._codec = rec.Codec()
         self._executor: Executor | None = None
+        self._held: list[_Pending] = []  # decided, not yet handed to the journal
+        self._timer: asyncio.TimerHandle | None = None
         self._pending: deque[_Pending] = deque()
         self.recent: OrderedDict[str, InvocationRow] = OrderedDict()  # the latest to end, durably
         self._wake = asyncio.Event()
@@ -177,18 +205,36 @@ class Loop:
             )
             for record in records:
                 pending.commands.extend(commands(self.state, record))
-            pending.append = asyncio.create_task(self._append(batch), name="journal-append")
+            pending.batch = batch
             if any(isinstance(record, rec.TreeEnded) for record in records):
                 self.state.forget_ended()
-        self._pending.append(pending)
-        self._wake.set()
+        self._held.append(pending)
+        if _may_wait(event, pending):
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.flush)
+        else:
+            self.flush()
         return done
+
+    def flush(self) -> None:
+        """Hands what is held to the journal, as one batch."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        held, self._held = self._held, []
+        batches = [pending.batch for pending in held if pending.batch is not None]
+        if batches:
+            append = asyncio.create_task(self._append(_merged(batches)), name="journal-append")
+            for pending in held:
+                pending.append = append
+        self._pending.extend(held)
+        self._wake.set()
 
     async def settled(self) -> None:
         """Returns once all that was posted so far is durable."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._pending.append(_Pending(done=done))
-        self._wake.set()
+        self._held.append(_Pending(done=done))
+        self.flush()
         await done
 
     async def _append(self, batch: Batch) -> None:
@@ -234,7 +280,7 @@ class Loop:
             reason = Reason.STORE_FULL if isinstance(problem, StoreFull) else None
             log.critical("journal_failed", exc_info=problem)
             refusal = Refused(reason or Reason.STORE_UNAVAILABLE, "the journal cannot be written")
-            for waiting in (pending, *self._pending):
+            for waiting in (pending, *self._pending, *self._held):
                 if not waiting.done.done():
                     waiting.done.set_exception(refusal)
                     waiting.done.exception()  # a caller that does not wait is not a fault
