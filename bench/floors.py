@@ -10,6 +10,8 @@ import asyncio
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +97,9 @@ async def commits(folder: Path, count: int, writers: int) -> Figure:
     return figure(f"commit_of_{writers}_writers", [whole / len(seconds)])
 
 
-def bare_starts(folder: Path, count: int) -> Figure:
-    """`bwrap <the driver's own arguments> python3 -I -S -c pass`, from start to end.
+@contextmanager
+def bare_starts(folder: Path) -> Iterator[Callable[[], float]]:
+    """Gives what times one `bwrap <the driver's own arguments> python3 -I -S -c pass`, in seconds.
 
     Not a coroutine: bwrap must be started by the main thread, and nothing else runs meanwhile.
     """
@@ -107,10 +110,9 @@ def bare_starts(folder: Path, count: int) -> Figure:
     try:
         if not statement.usable:
             raise SystemExit(statement.problem)
-        seconds = [_bare_start(driver) for _ in range(count + 2)]
+        yield lambda: _bare_start(driver)
     finally:
         asyncio.run(driver.close())
-    return figure("bare_start", seconds[2:])
 
 
 def _bare_start(driver: BubblewrapDriver) -> float:

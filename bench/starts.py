@@ -5,8 +5,9 @@ Called by `bench.run`; calls the public SDK only, against a controller of its ow
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 import hutch
@@ -25,15 +26,25 @@ return seconds[1:]
 """
 
 
-def cold_starts(client: hutch.Client, count: int) -> Figure:
-    """From `invoke` to its value, one after the other, each with a sandbox made for it."""
-    seconds = []
-    for number in range(count + 1):
+def cold_starts(
+    client: hutch.Client, bare_start: Callable[[], float], count: int
+) -> tuple[Figure, Figure, float]:
+    """From `invoke` to its value, each with a sandbox made for it, in turn with a bare start.
+
+    The speed of a machine drifts, so the two alternate.
+
+    Returns:
+        The bare starts, the cold starts, and the median of their ratios pair by pair.
+    """
+    bare, cold = [], []
+    for _ in range(count + 2):
+        bare.append(bare_start())
         begin = time.perf_counter()
         client.invoke(program="return 1")
-        if number > 0:
-            seconds.append(time.perf_counter() - begin)
-    return figure("cold_start", seconds)
+        cold.append(time.perf_counter() - begin)
+    bare, cold = bare[2:], cold[2:]
+    ratio = statistics.median(mine / floor for floor, mine in zip(bare, cold, strict=True))
+    return figure("bare_start", bare), figure("cold_start", cold), ratio
 
 
 def children(client: hutch.Client, count: int) -> Figure:

@@ -147,6 +147,8 @@ class HostPool:
             await attachment.lost(GoneCause.LOST, "the host no longer knows it", evidence)
             return True
         if code in _REFUSED or _reason(problem) == Reason.NOT_ENFORCEABLE:
+            # It may be there all the same: its slot is free once it is proved gone.
+            await self._destroy_until_done(command.sandbox_id)
             await attachment.lost(GoneCause.START_FAILED, details, evidence)
             return True
         return False  # fenced, unavailable or cut: the link says when to try again
