@@ -195,7 +195,6 @@ class Controller:
         services = Services(
             config=self._config,
             loop=self._loop,
-            journal=self._stores.journal,
             artifacts=self._stores.artifacts,
             output=self._stores.outputs,
             checker=self._checker,

@@ -55,11 +55,6 @@ class LocalPaths:
         return self.state / "controller.json"
 
     @property
-    def controller_lock(self) -> Path:
-        """Held for life by the live controller."""
-        return self.state / "controller.lock"
-
-    @property
     def host_state(self) -> Path:
         """The host's own state directory."""
         return self.state / "host"

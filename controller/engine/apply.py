@@ -48,7 +48,6 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.capturing = record.capture
         case rec.ValueChecked():
             node.checking = None
-            node.value_artifacts = record.artifact_ids if record.accepted else ()
         case rec.EndingDecided():
             node.ending = record.ending
             node.value = record.value
@@ -59,7 +58,6 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
         case rec.CaptureEnded():
             node.capturing = False
             node.captured = True
-            node.refused_count = record.refused_count
         case rec.Ended():
             _ended(state, node, record)
         case rec.SandboxRemoved():
@@ -68,7 +66,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             if node.ending is not None and node.ending.evidence is None:
                 node.ending = replace(node.ending, evidence=record.evidence)
         case rec.AttemptAbandoned():
-            _abandoned(state, node, record)
+            _abandoned(state, node)
         case rec.TreeEnded():
             _tree_ended(state, record.invocation_id)
     return state
@@ -160,8 +158,7 @@ def _ended(state: EngineState, node: Node, record: rec.Ended) -> None:
         node.waited = 0
 
 
-def _abandoned(state: EngineState, node: Node, record: rec.AttemptAbandoned) -> None:
-    node.lost_message = record.message
+def _abandoned(state: EngineState, node: Node) -> None:
     node.slot = None
     node.state = State.QUEUED
     node.cell_outcome = None

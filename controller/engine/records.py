@@ -225,7 +225,7 @@ class Codec:
 
     def dump(self, record: Record) -> bytes:
         """The journal's form of a record."""
-        return self._adapter.dump_json(record, exclude_defaults=False)
+        return self._adapter.dump_json(record)
 
     def load(self, payload: bytes) -> Record:
         """The record behind a journal entry.

@@ -88,7 +88,6 @@ class Node:
     checking: Value | None = None
     ending: Ending | None = None
     value: Value | None = None
-    value_artifacts: tuple[str, ...] = ()
     capturing: bool = False
     captured: bool = False
     stdout_bytes: int = 0
@@ -100,11 +99,9 @@ class Node:
     readable: dict[str, None] = field(default_factory=dict)
     artifact_count: int = 0
     artifact_bytes: int = 0
-    refused_count: int = 0
     call_refusals: int = 0
     waiting_calls: int = 0  # calls of its code that wait for a child
     waited: int = 0  # calls of its parent that wait for it
-    lost_message: str = ""
 
     @property
     def sandbox_id(self) -> SandboxId:

@@ -12,7 +12,7 @@ from controller.checks import Checker
 from controller.config import ControllerConfig
 from controller.loop import Loop
 from controller.nursery import Nursery
-from controller.store.ports import ArtifactStore, Journal, OutputLog
+from controller.store.ports import ArtifactStore, OutputLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,6 @@ class Services:
 
     config: ControllerConfig
     loop: Loop
-    journal: Journal
     artifacts: ArtifactStore
     output: OutputLog
     checker: Checker

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -66,8 +66,6 @@ _RETRY = frozenset(
         Reason.STORE_FULL,
     }
 )
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def refusal_of(problem: Exception) -> Refused:

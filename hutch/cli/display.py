@@ -163,11 +163,6 @@ def outcome(invocation: types.Invocation) -> Text:
     return Text(safe(kind), style=ENDING_STYLES.get(kind, "red"))
 
 
-def name_of(invocation: types.Invocation) -> str:
-    """Its label, else its id."""
-    return line(invocation.label, 60) or invocation.invocation_id
-
-
 def plain(value: Any) -> Any:
     """Dataclasses, times and failures as what JSON has; encoded values are left to `value_json`."""
     if isinstance(value, Failure):

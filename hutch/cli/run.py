@@ -28,7 +28,7 @@ from hutch.errors import HutchError
 
 Result = TypeVar("Result")
 
-RETURNED, OTHER_ENDING, SET_UP, INTERRUPTED = 0, 1, 2, 130
+RETURNED, OTHER_ENDING, INTERRUPTED = 0, 1, 130
 _DRAIN_SECONDS = 10.0
 _SETTLE_SECONDS = 10.0
 _MIB = 1024 * 1024
