@@ -29,7 +29,7 @@ from controller.hosts.calls import Calls
 from controller.hosts.files import FileCapture
 from controller.hosts.services import Services
 from controller.store.ports import ArtifactNotFound, OutputGap
-from hutch.v1 import host_pb2, invocation_pb2
+from hutch.v1 import cell_pb2, host_pb2, invocation_pb2
 from hutch.v1 import host_service_pb2 as hs
 from hutch.v1 import invocation_service_pb2 as isv
 
@@ -420,7 +420,7 @@ class Attachment:
             await self._services.output.sync(tenant_id, self._output_id)
         failure = convert.failure_in(cell.failure) if cell.HasField("failure") else None
         outcome = CellOutcome(
-            hs.CellOutcome.Name(cell.outcome).removeprefix("CELL_OUTCOME_").lower()
+            cell_pb2.CellOutcome.Name(cell.outcome).removeprefix("CELL_OUTCOME_").lower()
         )
         value = None
         if outcome in (CellOutcome.RETURNED, CellOutcome.COMPLETED):

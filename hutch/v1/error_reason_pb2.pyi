@@ -62,6 +62,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """An invariant of the system broke; the detail has an incident id. INTERNAL."""
     ERROR_REASON_NOT_BUILT: _ErrorReason.ValueType  # 19
     """The feature exists in the contract but is not built in this release. UNIMPLEMENTED."""
+    ERROR_REASON_CELL_BUSY: _ErrorReason.ValueType  # 20
+    """Another cell runs and the request would not wait. FAILED_PRECONDITION."""
+    ERROR_REASON_CELL_NOT_FOUND: _ErrorReason.ValueType  # 21
+    """No such cell in the invocation. NOT_FOUND."""
+    ERROR_REASON_TOOL_UNREACHABLE: _ErrorReason.ValueType  # 22
+    """The owner of the tool is gone; the call was not sent. UNAVAILABLE."""
+    ERROR_REASON_TOOL_OUTCOME_UNKNOWN: _ErrorReason.ValueType  # 23
+    """The owner of the tool died after the call was sent; whether it ran cannot be known, and it is
+    never sent again. Only inside a `Failure`.
+    """
+    ERROR_REASON_TOOL_TIMED_OUT: _ErrorReason.ValueType  # 24
+    """The tool did not answer in its time; whether it ran to its end cannot be known. Only inside a
+    `Failure`.
+    """
+    ERROR_REASON_FILE_NOT_FOUND: _ErrorReason.ValueType  # 25
+    """No such file or folder in the sandbox. NOT_FOUND."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the machine-readable reason of a refused RPC. It travels as `ErrorInfo.reason`
@@ -108,4 +124,20 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 18
 """An invariant of the system broke; the detail has an incident id. INTERNAL."""
 ERROR_REASON_NOT_BUILT: ErrorReason.ValueType  # 19
 """The feature exists in the contract but is not built in this release. UNIMPLEMENTED."""
+ERROR_REASON_CELL_BUSY: ErrorReason.ValueType  # 20
+"""Another cell runs and the request would not wait. FAILED_PRECONDITION."""
+ERROR_REASON_CELL_NOT_FOUND: ErrorReason.ValueType  # 21
+"""No such cell in the invocation. NOT_FOUND."""
+ERROR_REASON_TOOL_UNREACHABLE: ErrorReason.ValueType  # 22
+"""The owner of the tool is gone; the call was not sent. UNAVAILABLE."""
+ERROR_REASON_TOOL_OUTCOME_UNKNOWN: ErrorReason.ValueType  # 23
+"""The owner of the tool died after the call was sent; whether it ran cannot be known, and it is
+never sent again. Only inside a `Failure`.
+"""
+ERROR_REASON_TOOL_TIMED_OUT: ErrorReason.ValueType  # 24
+"""The tool did not answer in its time; whether it ran to its end cannot be known. Only inside a
+`Failure`.
+"""
+ERROR_REASON_FILE_NOT_FOUND: ErrorReason.ValueType  # 25
+"""No such file or folder in the sandbox. NOT_FOUND."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -23,95 +23,112 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
+from hutch.v1 import cell_pb2 as hutch_dot_v1_dot_cell__pb2
 from hutch.v1 import ending_pb2 as hutch_dot_v1_dot_ending__pb2
 from hutch.v1 import host_pb2 as hutch_dot_v1_dot_host__pb2
 from hutch.v1 import invocation_pb2 as hutch_dot_v1_dot_invocation__pb2
 from hutch.v1 import invocation_service_pb2 as hutch_dot_v1_dot_invocation__service__pb2
+from hutch.v1 import sandbox_file_pb2 as hutch_dot_v1_dot_sandbox__file__pb2
+from hutch.v1 import tool_pb2 as hutch_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhutch/v1/host_service.proto\x12\x08hutch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x15hutch/v1/ending.proto\x1a\x13hutch/v1/host.proto\x1a\x19hutch/v1/invocation.proto\x1a!hutch/v1/invocation_service.proto\",\n\x0eGetHostRequest\x12\x1a\n\x12\x63ontroller_version\x18\x01 \x01(\t\"/\n\x0fGetHostResponse\x12\x1c\n\x04host\x18\x01 \x01(\x0b\x32\x0e.hutch.v1.Host\"@\n\x10WatchHostRequest\x12\x13\n\x0bowner_epoch\x18\x01 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x02 \x01(\x04\"s\n\x11WatchHostResponse\x12\x1c\n\x04host\x18\x01 \x01(\x0b\x32\x0e.hutch.v1.Host\x12\x16\n\x0elive_sandboxes\x18\x02 \x01(\r\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xcd\x02\n\x14\x41ttachSandboxRequest\x12)\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.hutch.v1.SandboxAttachH\x00\x12%\n\x08run_cell\x18\x02 \x01(\x0b\x32\x11.hutch.v1.RunCellH\x00\x12$\n\x05reply\x18\x03 \x01(\x0b\x32\x13.hutch.v1.CallReplyH\x00\x12#\n\x04\x62lob\x18\x04 \x01(\x0b\x32\x13.hutch.v1.BlobChunkH\x00\x12\x35\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x1e.hutch.v1.EventAcknowledgementH\x00\x12,\n\tinterrupt\x18\x06 \x01(\x0b\x32\x17.hutch.v1.CellInterruptH\x00\x12(\n\x07\x63\x61pture\x18\x07 \x01(\x0b\x32\x15.hutch.v1.FileCaptureH\x00\x42\t\n\x07message\"\x8e\x01\n\rSandboxAttach\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12#\n\x04spec\x18\x05 \x01(\x0b\x32\x15.hutch.v1.SandboxSpec\"H\n\x07\x43ontent\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07\x62lob_id\x18\x02 \x01(\tH\x00\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x42\x06\n\x04\x62ody\"H\n\tBlobChunk\x12\x0f\n\x07\x62lob_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"S\n\x0cNamedContent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\"\x98\x02\n\x07RunCell\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12\x1f\n\x04\x63ode\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.hutch.v1.NamedContent\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.hutch.v1.InvocationMode\x12\x15\n\rinvocation_id\x18\x05 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x07\x63\x61pture\x18\t \x01(\x0b\x32\x15.hutch.v1.FileCapture\"q\n\tCallReply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x11.hutch.v1.ContentH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.hutch.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x14\x45ventAcknowledgement\x12\x10\n\x08sequence\x18\x01 \x01(\x04\" \n\rCellInterrupt\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\"E\n\x0b\x46ileCapture\x12\x10\n\x08patterns\x18\x01 \x03(\t\x12\x11\n\tmax_files\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"\xea\x03\n\x15\x41ttachSandboxResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12-\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x19.hutch.v1.SandboxAttachedH\x00\x12\'\n\x05ready\x18\x03 \x01(\x0b\x32\x16.hutch.v1.SandboxReadyH\x00\x12-\n\x0c\x63\x65ll_started\x18\x04 \x01(\x0b\x32\x15.hutch.v1.CellStartedH\x00\x12\'\n\x06output\x18\x05 \x01(\x0b\x32\x15.hutch.v1.OutputChunkH\x00\x12%\n\x04\x63\x61ll\x18\x06 \x01(\x0b\x32\x15.hutch.v1.SandboxCallH\x00\x12\x31\n\x0e\x63\x65ll_completed\x18\x07 \x01(\x0b\x32\x17.hutch.v1.CellCompletedH\x00\x12#\n\x04\x62lob\x18\x08 \x01(\x0b\x32\x13.hutch.v1.BlobChunkH\x00\x12#\n\x04\x66ile\x18\t \x01(\x0b\x32\x13.hutch.v1.FileChunkH\x00\x12;\n\x11\x63\x61pture_completed\x18\n \x01(\x0b\x32\x1e.hutch.v1.FileCaptureCompletedH\x00\x12%\n\x04gone\x18\x0b \x01(\x0b\x32\x15.hutch.v1.SandboxGoneH\x00\x42\x07\n\x05\x65vent\"P\n\x0fSandboxAttached\x12\x0f\n\x07started\x18\x01 \x01(\x08\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x15\n\ropen_call_ids\x18\x03 \x03(\t\"\x94\x01\n\x0cSandboxReady\x12/\n\x0b\x65nforcement\x18\x01 \x03(\x0b\x32\x1a.hutch.v1.LimitEnforcement\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12+\n\tisolation\x18\x03 \x01(\x0e\x32\x18.hutch.v1.IsolationLevel\x12\x16\n\x0epython_version\x18\x04 \x01(\t\"\x1e\n\x0b\x43\x65llStarted\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\"d\n\x0bOutputChunk\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12&\n\x06stream\x18\x02 \x01(\x0e\x32\x16.hutch.v1.OutputStream\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\xe5\x02\n\x0bSandboxCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x02 \x01(\t\x12$\n\x05spawn\x18\x03 \x01(\x0b\x32\x13.hutch.v1.SpawnCallH\x00\x12/\n\x0b\x61wait_child\x18\x04 \x01(\x0b\x32\x18.hutch.v1.AwaitChildCallH\x00\x12\x31\n\x0c\x63\x61ncel_child\x18\x05 \x01(\x0b\x32\x19.hutch.v1.CancelChildCallH\x00\x12\x33\n\rinspect_child\x18\x06 \x01(\x0b\x32\x1a.hutch.v1.InspectChildCallH\x00\x12\x33\n\rsave_artifact\x18\x07 \x01(\x0b\x32\x1a.hutch.v1.SaveArtifactCallH\x00\x12\x33\n\rread_artifact\x18\x08 \x01(\x0b\x32\x1a.hutch.v1.ReadArtifactCallH\x00\x42\x0b\n\toperation\"\x91\x01\n\tSpawnCall\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.hutch.v1.InvocationSpec\x12\"\n\x07program\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.hutch.v1.NamedContent\x12\x10\n\x08\x64\x65tached\x18\x04 \x01(\x08\"\'\n\x0e\x41waitChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\"(\n\x0f\x43\x61ncelChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\"\x97\x01\n\x10InspectChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\x12!\n\x04view\x18\x02 \x01(\x0e\x32\x13.hutch.v1.ChildView\x12&\n\x06stream\x18\x03 \x01(\x0e\x32\x16.hutch.v1.OutputStream\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\"X\n\x10SaveArtifactCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\"\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x11.hutch.v1.Content\"J\n\x10ReadArtifactCall\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"\xee\x02\n\rCellCompleted\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.hutch.v1.CellOutcome\x12 \n\x05value\x18\x03 \x01(\x0b\x32\x11.hutch.v1.Content\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.hutch.v1.Failure\x12\x14\n\x0cstdout_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x06 \x01(\x04\x12\x18\n\x10killed_processes\x18\x07 \x01(\r\x12\x1c\n\x14\x62\x61\x63kground_processes\x18\x08 \x01(\r\x12\x12\n\nstate_lost\x18\t \x01(\x08\x12$\n\x08\x65vidence\x18\n \x01(\x0b\x32\x12.hutch.v1.Evidence\x12\x12\n\noutput_cut\x18\x0b \x01(\x08\x12\x1a\n\rfailure_errno\x18\x0c \x01(\x05H\x00\x88\x01\x01\x42\x10\n\x0e_failure_errno\"E\n\tFileChunk\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"+\n\x0bRefusedFile\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x14\x46ileCaptureCompleted\x12&\n\x07refused\x18\x01 \x03(\x0b\x32\x15.hutch.v1.RefusedFile\x12\x12\n\nfile_count\x18\x02 \x01(\r\"h\n\x0bSandboxGone\x12\"\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x13.hutch.v1.GoneCause\x12\x0f\n\x07message\x18\x02 \x01(\t\x12$\n\x08\x65vidence\x18\x03 \x01(\x0b\x32\x12.hutch.v1.Evidence\"\x16\n\x14ListSandboxesRequest\"=\n\x15ListSandboxesResponse\x12$\n\tsandboxes\x18\x01 \x03(\x0b\x32\x11.hutch.v1.Sandbox\"Y\n\x15\x44\x65stroySandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x03 \x01(\x04\">\n\x16\x44\x65stroySandboxResponse\x12$\n\x08\x65vidence\x18\x01 \x01(\x0b\x32\x12.hutch.v1.Evidence*o\n\tChildView\x12\x1a\n\x16\x43HILD_VIEW_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43HILD_VIEW_STATUS\x10\x01\x12\x15\n\x11\x43HILD_VIEW_OUTPUT\x10\x02\x12\x18\n\x14\x43HILD_VIEW_ARTIFACTS\x10\x03*\xeb\x01\n\x0b\x43\x65llOutcome\x12\x1c\n\x18\x43\x45LL_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x43\x45LL_OUTCOME_COMPLETED\x10\x01\x12\x19\n\x15\x43\x45LL_OUTCOME_RETURNED\x10\x02\x12\x17\n\x13\x43\x45LL_OUTCOME_RAISED\x10\x03\x12\x18\n\x14\x43\x45LL_OUTCOME_ERRORED\x10\x04\x12\x1c\n\x18\x43\x45LL_OUTCOME_INTERRUPTED\x10\x05\x12\x1a\n\x16\x43\x45LL_OUTCOME_TIMED_OUT\x10\x06\x12\x1a\n\x16\x43\x45LL_OUTCOME_REPL_DIED\x10\x07*\x9f\x01\n\tGoneCause\x12\x1a\n\x16GONE_CAUSE_UNSPECIFIED\x10\x00\x12\x18\n\x14GONE_CAUSE_DESTROYED\x10\x01\x12\x1b\n\x17GONE_CAUSE_START_FAILED\x10\x02\x12\x13\n\x0fGONE_CAUSE_DIED\x10\x03\x12\x15\n\x11GONE_CAUSE_DENIED\x10\x04\x12\x13\n\x0fGONE_CAUSE_LOST\x10\x05\x32\x92\x03\n\x0bHostService\x12>\n\x07GetHost\x12\x18.hutch.v1.GetHostRequest\x1a\x19.hutch.v1.GetHostResponse\x12\x46\n\tWatchHost\x12\x1a.hutch.v1.WatchHostRequest\x1a\x1b.hutch.v1.WatchHostResponse0\x01\x12T\n\rAttachSandbox\x12\x1e.hutch.v1.AttachSandboxRequest\x1a\x1f.hutch.v1.AttachSandboxResponse(\x01\x30\x01\x12P\n\rListSandboxes\x12\x1e.hutch.v1.ListSandboxesRequest\x1a\x1f.hutch.v1.ListSandboxesResponse\x12S\n\x0e\x44\x65stroySandbox\x12\x1f.hutch.v1.DestroySandboxRequest\x1a .hutch.v1.DestroySandboxResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bhutch/v1/host_service.proto\x12\x08hutch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13hutch/v1/cell.proto\x1a\x15hutch/v1/ending.proto\x1a\x13hutch/v1/host.proto\x1a\x19hutch/v1/invocation.proto\x1a!hutch/v1/invocation_service.proto\x1a\x1bhutch/v1/sandbox_file.proto\x1a\x13hutch/v1/tool.proto\",\n\x0eGetHostRequest\x12\x1a\n\x12\x63ontroller_version\x18\x01 \x01(\t\"/\n\x0fGetHostResponse\x12\x1c\n\x04host\x18\x01 \x01(\x0b\x32\x0e.hutch.v1.Host\"@\n\x10WatchHostRequest\x12\x13\n\x0bowner_epoch\x18\x01 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x02 \x01(\x04\"s\n\x11WatchHostResponse\x12\x1c\n\x04host\x18\x01 \x01(\x0b\x32\x0e.hutch.v1.Host\x12\x16\n\x0elive_sandboxes\x18\x02 \x01(\r\x12(\n\x05lease\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfc\x03\n\x14\x41ttachSandboxRequest\x12)\n\x06\x61ttach\x18\x01 \x01(\x0b\x32\x17.hutch.v1.SandboxAttachH\x00\x12%\n\x08run_cell\x18\x02 \x01(\x0b\x32\x11.hutch.v1.RunCellH\x00\x12$\n\x05reply\x18\x03 \x01(\x0b\x32\x13.hutch.v1.CallReplyH\x00\x12#\n\x04\x62lob\x18\x04 \x01(\x0b\x32\x13.hutch.v1.BlobChunkH\x00\x12\x35\n\x0b\x61\x63knowledge\x18\x05 \x01(\x0b\x32\x1e.hutch.v1.EventAcknowledgementH\x00\x12,\n\tinterrupt\x18\x06 \x01(\x0b\x32\x17.hutch.v1.CellInterruptH\x00\x12(\n\x07\x63\x61pture\x18\x07 \x01(\x0b\x32\x15.hutch.v1.FileCaptureH\x00\x12%\n\x05stdin\x18\x08 \x01(\x0b\x32\x14.hutch.v1.StdinChunkH\x00\x12&\n\x04tool\x18\t \x01(\x0b\x32\x16.hutch.v1.ToolDeliveryH\x00\x12+\n\x0btool_cancel\x18\n \x01(\x0b\x32\x14.hutch.v1.ToolCancelH\x00\x12\x31\n\x0e\x66ile_operation\x18\x0b \x01(\x0b\x32\x17.hutch.v1.FileOperationH\x00\x42\t\n\x07message\"\x8e\x01\n\rSandboxAttach\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x03 \x01(\x04\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x04\x12#\n\x04spec\x18\x05 \x01(\x0b\x32\x15.hutch.v1.SandboxSpec\"H\n\x07\x43ontent\x12\x0e\n\x04\x64\x61ta\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07\x62lob_id\x18\x02 \x01(\tH\x00\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x42\x06\n\x04\x62ody\"H\n\tBlobChunk\x12\x0f\n\x07\x62lob_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"S\n\x0cNamedContent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\"\xcb\x02\n\x07RunCell\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12\x1f\n\x04\x63ode\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.hutch.v1.NamedContent\x12&\n\x04mode\x18\x04 \x01(\x0e\x32\x18.hutch.v1.InvocationMode\x12\x15\n\rinvocation_id\x18\x05 \x01(\t\x12\r\n\x05\x64\x65pth\x18\x06 \x01(\r\x12\x11\n\tmax_depth\x18\x07 \x01(\r\x12*\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12&\n\x07\x63\x61pture\x18\t \x01(\x0b\x32\x15.hutch.v1.FileCapture\x12\"\n\x05tools\x18\n \x03(\x0b\x32\x13.hutch.v1.ToolGrant\x12\r\n\x05stdin\x18\x0b \x01(\x08\"q\n\tCallReply\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x11.hutch.v1.ContentH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.hutch.v1.FailureH\x00\x42\t\n\x07outcome\"(\n\x14\x45ventAcknowledgement\x12\x10\n\x08sequence\x18\x01 \x01(\x04\" \n\rCellInterrupt\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\"E\n\x0b\x46ileCapture\x12\x10\n\x08patterns\x18\x01 \x03(\t\x12\x11\n\tmax_files\x18\x02 \x01(\r\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"\x9e\x05\n\x15\x41ttachSandboxResponse\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12-\n\x08\x61ttached\x18\x02 \x01(\x0b\x32\x19.hutch.v1.SandboxAttachedH\x00\x12\'\n\x05ready\x18\x03 \x01(\x0b\x32\x16.hutch.v1.SandboxReadyH\x00\x12-\n\x0c\x63\x65ll_started\x18\x04 \x01(\x0b\x32\x15.hutch.v1.CellStartedH\x00\x12\'\n\x06output\x18\x05 \x01(\x0b\x32\x15.hutch.v1.OutputChunkH\x00\x12%\n\x04\x63\x61ll\x18\x06 \x01(\x0b\x32\x15.hutch.v1.SandboxCallH\x00\x12\x31\n\x0e\x63\x65ll_completed\x18\x07 \x01(\x0b\x32\x17.hutch.v1.CellCompletedH\x00\x12#\n\x04\x62lob\x18\x08 \x01(\x0b\x32\x13.hutch.v1.BlobChunkH\x00\x12#\n\x04\x66ile\x18\t \x01(\x0b\x32\x13.hutch.v1.FileChunkH\x00\x12;\n\x11\x63\x61pture_completed\x18\n \x01(\x0b\x32\x1e.hutch.v1.FileCaptureCompletedH\x00\x12%\n\x04gone\x18\x0b \x01(\x0b\x32\x15.hutch.v1.SandboxGoneH\x00\x12)\n\x07\x64isplay\x18\x0c \x01(\x0b\x32\x16.hutch.v1.DisplayShownH\x00\x12+\n\x0btool_result\x18\r \x01(\x0b\x32\x14.hutch.v1.ToolResultH\x00\x12-\n\x0c\x66ile_outcome\x18\x0e \x01(\x0b\x32\x15.hutch.v1.FileOutcomeH\x00\x12+\n\x0bstdin_taken\x18\x0f \x01(\x0b\x32\x14.hutch.v1.StdinTakenH\x00\x42\x07\n\x05\x65vent\"f\n\x0fSandboxAttached\x12\x0f\n\x07started\x18\x01 \x01(\x08\x12\x15\n\rlast_sequence\x18\x02 \x01(\x04\x12\x15\n\ropen_call_ids\x18\x03 \x03(\t\x12\x14\n\x0cstdin_offset\x18\x04 \x01(\x04\"\x94\x01\n\x0cSandboxReady\x12/\n\x0b\x65nforcement\x18\x01 \x03(\x0b\x32\x1a.hutch.v1.LimitEnforcement\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12+\n\tisolation\x18\x03 \x01(\x0e\x32\x18.hutch.v1.IsolationLevel\x12\x16\n\x0epython_version\x18\x04 \x01(\t\"\x1e\n\x0b\x43\x65llStarted\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\"d\n\x0bOutputChunk\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12&\n\x06stream\x18\x02 \x01(\x0e\x32\x16.hutch.v1.OutputStream\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"\x8c\x03\n\x0bSandboxCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x65ll_id\x18\x02 \x01(\t\x12$\n\x05spawn\x18\x03 \x01(\x0b\x32\x13.hutch.v1.SpawnCallH\x00\x12/\n\x0b\x61wait_child\x18\x04 \x01(\x0b\x32\x18.hutch.v1.AwaitChildCallH\x00\x12\x31\n\x0c\x63\x61ncel_child\x18\x05 \x01(\x0b\x32\x19.hutch.v1.CancelChildCallH\x00\x12\x33\n\rinspect_child\x18\x06 \x01(\x0b\x32\x1a.hutch.v1.InspectChildCallH\x00\x12\x33\n\rsave_artifact\x18\x07 \x01(\x0b\x32\x1a.hutch.v1.SaveArtifactCallH\x00\x12\x33\n\rread_artifact\x18\x08 \x01(\x0b\x32\x1a.hutch.v1.ReadArtifactCallH\x00\x12%\n\x04tool\x18\t \x01(\x0b\x32\x15.hutch.v1.ToolUseCallH\x00\x42\x0b\n\toperation\"\x91\x01\n\tSpawnCall\x12&\n\x04spec\x18\x01 \x01(\x0b\x32\x18.hutch.v1.InvocationSpec\x12\"\n\x07program\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\x12&\n\x06inputs\x18\x03 \x03(\x0b\x32\x16.hutch.v1.NamedContent\x12\x10\n\x08\x64\x65tached\x18\x04 \x01(\x08\"\'\n\x0e\x41waitChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\"(\n\x0f\x43\x61ncelChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\"\x97\x01\n\x10InspectChildCall\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\x12!\n\x04view\x18\x02 \x01(\x0e\x32\x13.hutch.v1.ChildView\x12&\n\x06stream\x18\x03 \x01(\x0e\x32\x16.hutch.v1.OutputStream\x12\x0e\n\x06offset\x18\x04 \x01(\x04\x12\x11\n\tmax_bytes\x18\x05 \x01(\x04\"X\n\x10SaveArtifactCall\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\"\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x11.hutch.v1.Content\"J\n\x10ReadArtifactCall\x12\x13\n\x0b\x61rtifact_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"T\n\x0bToolUseCall\x12\x0f\n\x07tool_id\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12$\n\targuments\x18\x03 \x01(\x0b\x32\x11.hutch.v1.Content\"9\n\nStdinChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x12\r\n\x05\x63lose\x18\x03 \x01(\x08\"\x1c\n\nStdinTaken\x12\x0e\n\x06offset\x18\x01 \x01(\x04\"f\n\x0cToolDelivery\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0f\n\x07tool_id\x18\x02 \x01(\t\x12\x0e\n\x06method\x18\x03 \x01(\t\x12$\n\targuments\x18\x04 \x01(\x0b\x32\x11.hutch.v1.Content\"\x1d\n\nToolCancel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\"r\n\nToolResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x11.hutch.v1.ContentH\x00\x12$\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x11.hutch.v1.FailureH\x00\x42\t\n\x07outcome\"i\n\x0c\x44isplayShown\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x11\n\tis_result\x18\x03 \x01(\x08\x12&\n\x04\x64\x61ta\x18\x04 \x03(\x0b\x32\x18.hutch.v1.DisplayContent\"H\n\x0e\x44isplayContent\x12\x12\n\nmedia_type\x18\x01 \x01(\t\x12\"\n\x07\x63ontent\x18\x02 \x01(\x0b\x32\x11.hutch.v1.Content\"\xfc\x02\n\rCellCompleted\x12\x0f\n\x07\x63\x65ll_id\x18\x01 \x01(\t\x12&\n\x07outcome\x18\x02 \x01(\x0e\x32\x15.hutch.v1.CellOutcome\x12 \n\x05value\x18\x03 \x01(\x0b\x32\x11.hutch.v1.Content\x12\"\n\x07\x66\x61ilure\x18\x04 \x01(\x0b\x32\x11.hutch.v1.Failure\x12\x14\n\x0cstdout_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cstderr_bytes\x18\x06 \x01(\x04\x12\x18\n\x10killed_processes\x18\x07 \x01(\r\x12\x1c\n\x14\x62\x61\x63kground_processes\x18\x08 \x01(\r\x12\x12\n\nstate_lost\x18\t \x01(\x08\x12$\n\x08\x65vidence\x18\n \x01(\x0b\x32\x12.hutch.v1.Evidence\x12\x12\n\noutput_cut\x18\x0b \x01(\x08\x12\x1a\n\rfailure_errno\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04text\x18\r \x01(\tB\x10\n\x0e_failure_errno\"E\n\tFileChunk\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12\x0c\n\x04last\x18\x04 \x01(\x08\"+\n\x0bRefusedFile\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x0e\n\x06reason\x18\x02 \x01(\t\"R\n\x14\x46ileCaptureCompleted\x12&\n\x07refused\x18\x01 \x03(\x0b\x32\x15.hutch.v1.RefusedFile\x12\x12\n\nfile_count\x18\x02 \x01(\r\"h\n\x0bSandboxGone\x12\"\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x13.hutch.v1.GoneCause\x12\x0f\n\x07message\x18\x02 \x01(\t\x12$\n\x08\x65vidence\x18\x03 \x01(\x0b\x32\x12.hutch.v1.Evidence\"\x16\n\x14ListSandboxesRequest\"=\n\x15ListSandboxesResponse\x12$\n\tsandboxes\x18\x01 \x03(\x0b\x32\x11.hutch.v1.Sandbox\"Y\n\x15\x44\x65stroySandboxRequest\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x13\n\x0bowner_epoch\x18\x02 \x01(\x04\x12\x17\n\x0fhost_generation\x18\x03 \x01(\x04\">\n\x16\x44\x65stroySandboxResponse\x12$\n\x08\x65vidence\x18\x01 \x01(\x0b\x32\x12.hutch.v1.Evidence*o\n\tChildView\x12\x1a\n\x16\x43HILD_VIEW_UNSPECIFIED\x10\x00\x12\x15\n\x11\x43HILD_VIEW_STATUS\x10\x01\x12\x15\n\x11\x43HILD_VIEW_OUTPUT\x10\x02\x12\x18\n\x14\x43HILD_VIEW_ARTIFACTS\x10\x03*\x9f\x01\n\tGoneCause\x12\x1a\n\x16GONE_CAUSE_UNSPECIFIED\x10\x00\x12\x18\n\x14GONE_CAUSE_DESTROYED\x10\x01\x12\x1b\n\x17GONE_CAUSE_START_FAILED\x10\x02\x12\x13\n\x0fGONE_CAUSE_DIED\x10\x03\x12\x15\n\x11GONE_CAUSE_DENIED\x10\x04\x12\x13\n\x0fGONE_CAUSE_LOST\x10\x05\x32\x92\x03\n\x0bHostService\x12>\n\x07GetHost\x12\x18.hutch.v1.GetHostRequest\x1a\x19.hutch.v1.GetHostResponse\x12\x46\n\tWatchHost\x12\x1a.hutch.v1.WatchHostRequest\x1a\x1b.hutch.v1.WatchHostResponse0\x01\x12T\n\rAttachSandbox\x12\x1e.hutch.v1.AttachSandboxRequest\x1a\x1f.hutch.v1.AttachSandboxResponse(\x01\x30\x01\x12P\n\rListSandboxes\x12\x1e.hutch.v1.ListSandboxesRequest\x1a\x1f.hutch.v1.ListSandboxesResponse\x12S\n\x0e\x44\x65stroySandbox\x12\x1f.hutch.v1.DestroySandboxRequest\x1a .hutch.v1.DestroySandboxResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hutch.v1.host_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHILDVIEW']._serialized_start=4404
-  _globals['_CHILDVIEW']._serialized_end=4515
-  _globals['_CELLOUTCOME']._serialized_start=4518
-  _globals['_CELLOUTCOME']._serialized_end=4753
-  _globals['_GONECAUSE']._serialized_start=4756
-  _globals['_GONECAUSE']._serialized_end=4915
-  _globals['_GETHOSTREQUEST']._serialized_start=179
-  _globals['_GETHOSTREQUEST']._serialized_end=223
-  _globals['_GETHOSTRESPONSE']._serialized_start=225
-  _globals['_GETHOSTRESPONSE']._serialized_end=272
-  _globals['_WATCHHOSTREQUEST']._serialized_start=274
-  _globals['_WATCHHOSTREQUEST']._serialized_end=338
-  _globals['_WATCHHOSTRESPONSE']._serialized_start=340
-  _globals['_WATCHHOSTRESPONSE']._serialized_end=455
-  _globals['_ATTACHSANDBOXREQUEST']._serialized_start=458
-  _globals['_ATTACHSANDBOXREQUEST']._serialized_end=791
-  _globals['_SANDBOXATTACH']._serialized_start=794
-  _globals['_SANDBOXATTACH']._serialized_end=936
-  _globals['_CONTENT']._serialized_start=938
-  _globals['_CONTENT']._serialized_end=1010
-  _globals['_BLOBCHUNK']._serialized_start=1012
-  _globals['_BLOBCHUNK']._serialized_end=1084
-  _globals['_NAMEDCONTENT']._serialized_start=1086
-  _globals['_NAMEDCONTENT']._serialized_end=1169
-  _globals['_RUNCELL']._serialized_start=1172
-  _globals['_RUNCELL']._serialized_end=1452
-  _globals['_CALLREPLY']._serialized_start=1454
-  _globals['_CALLREPLY']._serialized_end=1567
-  _globals['_EVENTACKNOWLEDGEMENT']._serialized_start=1569
-  _globals['_EVENTACKNOWLEDGEMENT']._serialized_end=1609
-  _globals['_CELLINTERRUPT']._serialized_start=1611
-  _globals['_CELLINTERRUPT']._serialized_end=1643
-  _globals['_FILECAPTURE']._serialized_start=1645
-  _globals['_FILECAPTURE']._serialized_end=1714
-  _globals['_ATTACHSANDBOXRESPONSE']._serialized_start=1717
-  _globals['_ATTACHSANDBOXRESPONSE']._serialized_end=2207
-  _globals['_SANDBOXATTACHED']._serialized_start=2209
-  _globals['_SANDBOXATTACHED']._serialized_end=2289
-  _globals['_SANDBOXREADY']._serialized_start=2292
-  _globals['_SANDBOXREADY']._serialized_end=2440
-  _globals['_CELLSTARTED']._serialized_start=2442
-  _globals['_CELLSTARTED']._serialized_end=2472
-  _globals['_OUTPUTCHUNK']._serialized_start=2474
-  _globals['_OUTPUTCHUNK']._serialized_end=2574
-  _globals['_SANDBOXCALL']._serialized_start=2577
-  _globals['_SANDBOXCALL']._serialized_end=2934
-  _globals['_SPAWNCALL']._serialized_start=2937
-  _globals['_SPAWNCALL']._serialized_end=3082
-  _globals['_AWAITCHILDCALL']._serialized_start=3084
-  _globals['_AWAITCHILDCALL']._serialized_end=3123
-  _globals['_CANCELCHILDCALL']._serialized_start=3125
-  _globals['_CANCELCHILDCALL']._serialized_end=3165
-  _globals['_INSPECTCHILDCALL']._serialized_start=3168
-  _globals['_INSPECTCHILDCALL']._serialized_end=3319
-  _globals['_SAVEARTIFACTCALL']._serialized_start=3321
-  _globals['_SAVEARTIFACTCALL']._serialized_end=3409
-  _globals['_READARTIFACTCALL']._serialized_start=3411
-  _globals['_READARTIFACTCALL']._serialized_end=3485
-  _globals['_CELLCOMPLETED']._serialized_start=3488
-  _globals['_CELLCOMPLETED']._serialized_end=3854
-  _globals['_FILECHUNK']._serialized_start=3856
-  _globals['_FILECHUNK']._serialized_end=3925
-  _globals['_REFUSEDFILE']._serialized_start=3927
-  _globals['_REFUSEDFILE']._serialized_end=3970
-  _globals['_FILECAPTURECOMPLETED']._serialized_start=3972
-  _globals['_FILECAPTURECOMPLETED']._serialized_end=4054
-  _globals['_SANDBOXGONE']._serialized_start=4056
-  _globals['_SANDBOXGONE']._serialized_end=4160
-  _globals['_LISTSANDBOXESREQUEST']._serialized_start=4162
-  _globals['_LISTSANDBOXESREQUEST']._serialized_end=4184
-  _globals['_LISTSANDBOXESRESPONSE']._serialized_start=4186
-  _globals['_LISTSANDBOXESRESPONSE']._serialized_end=4247
-  _globals['_DESTROYSANDBOXREQUEST']._serialized_start=4249
-  _globals['_DESTROYSANDBOXREQUEST']._serialized_end=4338
-  _globals['_DESTROYSANDBOXRESPONSE']._serialized_start=4340
-  _globals['_DESTROYSANDBOXRESPONSE']._serialized_end=4402
-  _globals['_HOSTSERVICE']._serialized_start=4918
-  _globals['_HOSTSERVICE']._serialized_end=5320
+  _globals['_CHILDVIEW']._serialized_start=5563
+  _globals['_CHILDVIEW']._serialized_end=5674
+  _globals['_GONECAUSE']._serialized_start=5677
+  _globals['_GONECAUSE']._serialized_end=5836
+  _globals['_GETHOSTREQUEST']._serialized_start=250
+  _globals['_GETHOSTREQUEST']._serialized_end=294
+  _globals['_GETHOSTRESPONSE']._serialized_start=296
+  _globals['_GETHOSTRESPONSE']._serialized_end=343
+  _globals['_WATCHHOSTREQUEST']._serialized_start=345
+  _globals['_WATCHHOSTREQUEST']._serialized_end=409
+  _globals['_WATCHHOSTRESPONSE']._serialized_start=411
+  _globals['_WATCHHOSTRESPONSE']._serialized_end=526
+  _globals['_ATTACHSANDBOXREQUEST']._serialized_start=529
+  _globals['_ATTACHSANDBOXREQUEST']._serialized_end=1037
+  _globals['_SANDBOXATTACH']._serialized_start=1040
+  _globals['_SANDBOXATTACH']._serialized_end=1182
+  _globals['_CONTENT']._serialized_start=1184
+  _globals['_CONTENT']._serialized_end=1256
+  _globals['_BLOBCHUNK']._serialized_start=1258
+  _globals['_BLOBCHUNK']._serialized_end=1330
+  _globals['_NAMEDCONTENT']._serialized_start=1332
+  _globals['_NAMEDCONTENT']._serialized_end=1415
+  _globals['_RUNCELL']._serialized_start=1418
+  _globals['_RUNCELL']._serialized_end=1749
+  _globals['_CALLREPLY']._serialized_start=1751
+  _globals['_CALLREPLY']._serialized_end=1864
+  _globals['_EVENTACKNOWLEDGEMENT']._serialized_start=1866
+  _globals['_EVENTACKNOWLEDGEMENT']._serialized_end=1906
+  _globals['_CELLINTERRUPT']._serialized_start=1908
+  _globals['_CELLINTERRUPT']._serialized_end=1940
+  _globals['_FILECAPTURE']._serialized_start=1942
+  _globals['_FILECAPTURE']._serialized_end=2011
+  _globals['_ATTACHSANDBOXRESPONSE']._serialized_start=2014
+  _globals['_ATTACHSANDBOXRESPONSE']._serialized_end=2684
+  _globals['_SANDBOXATTACHED']._serialized_start=2686
+  _globals['_SANDBOXATTACHED']._serialized_end=2788
+  _globals['_SANDBOXREADY']._serialized_start=2791
+  _globals['_SANDBOXREADY']._serialized_end=2939
+  _globals['_CELLSTARTED']._serialized_start=2941
+  _globals['_CELLSTARTED']._serialized_end=2971
+  _globals['_OUTPUTCHUNK']._serialized_start=2973
+  _globals['_OUTPUTCHUNK']._serialized_end=3073
+  _globals['_SANDBOXCALL']._serialized_start=3076
+  _globals['_SANDBOXCALL']._serialized_end=3472
+  _globals['_SPAWNCALL']._serialized_start=3475
+  _globals['_SPAWNCALL']._serialized_end=3620
+  _globals['_AWAITCHILDCALL']._serialized_start=3622
+  _globals['_AWAITCHILDCALL']._serialized_end=3661
+  _globals['_CANCELCHILDCALL']._serialized_start=3663
+  _globals['_CANCELCHILDCALL']._serialized_end=3703
+  _globals['_INSPECTCHILDCALL']._serialized_start=3706
+  _globals['_INSPECTCHILDCALL']._serialized_end=3857
+  _globals['_SAVEARTIFACTCALL']._serialized_start=3859
+  _globals['_SAVEARTIFACTCALL']._serialized_end=3947
+  _globals['_READARTIFACTCALL']._serialized_start=3949
+  _globals['_READARTIFACTCALL']._serialized_end=4023
+  _globals['_TOOLUSECALL']._serialized_start=4025
+  _globals['_TOOLUSECALL']._serialized_end=4109
+  _globals['_STDINCHUNK']._serialized_start=4111
+  _globals['_STDINCHUNK']._serialized_end=4168
+  _globals['_STDINTAKEN']._serialized_start=4170
+  _globals['_STDINTAKEN']._serialized_end=4198
+  _globals['_TOOLDELIVERY']._serialized_start=4200
+  _globals['_TOOLDELIVERY']._serialized_end=4302
+  _globals['_TOOLCANCEL']._serialized_start=4304
+  _globals['_TOOLCANCEL']._serialized_end=4333
+  _globals['_TOOLRESULT']._serialized_start=4335
+  _globals['_TOOLRESULT']._serialized_end=4449
+  _globals['_DISPLAYSHOWN']._serialized_start=4451
+  _globals['_DISPLAYSHOWN']._serialized_end=4556
+  _globals['_DISPLAYCONTENT']._serialized_start=4558
+  _globals['_DISPLAYCONTENT']._serialized_end=4630
+  _globals['_CELLCOMPLETED']._serialized_start=4633
+  _globals['_CELLCOMPLETED']._serialized_end=5013
+  _globals['_FILECHUNK']._serialized_start=5015
+  _globals['_FILECHUNK']._serialized_end=5084
+  _globals['_REFUSEDFILE']._serialized_start=5086
+  _globals['_REFUSEDFILE']._serialized_end=5129
+  _globals['_FILECAPTURECOMPLETED']._serialized_start=5131
+  _globals['_FILECAPTURECOMPLETED']._serialized_end=5213
+  _globals['_SANDBOXGONE']._serialized_start=5215
+  _globals['_SANDBOXGONE']._serialized_end=5319
+  _globals['_LISTSANDBOXESREQUEST']._serialized_start=5321
+  _globals['_LISTSANDBOXESREQUEST']._serialized_end=5343
+  _globals['_LISTSANDBOXESRESPONSE']._serialized_start=5345
+  _globals['_LISTSANDBOXESRESPONSE']._serialized_end=5406
+  _globals['_DESTROYSANDBOXREQUEST']._serialized_start=5408
+  _globals['_DESTROYSANDBOXREQUEST']._serialized_end=5497
+  _globals['_DESTROYSANDBOXRESPONSE']._serialized_start=5499
+  _globals['_DESTROYSANDBOXRESPONSE']._serialized_end=5561
+  _globals['_HOSTSERVICE']._serialized_start=5839
+  _globals['_HOSTSERVICE']._serialized_end=6241
 # @@protoc_insertion_point(module_scope)

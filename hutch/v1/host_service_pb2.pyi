@@ -9,10 +9,13 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from hutch.v1 import cell_pb2 as _cell_pb2
 from hutch.v1 import ending_pb2 as _ending_pb2
 from hutch.v1 import host_pb2 as _host_pb2
 from hutch.v1 import invocation_pb2 as _invocation_pb2
 from hutch.v1 import invocation_service_pb2 as _invocation_service_pb2
+from hutch.v1 import sandbox_file_pb2 as _sandbox_file_pb2
+from hutch.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -51,50 +54,6 @@ CHILD_VIEW_OUTPUT: ChildView.ValueType  # 2
 CHILD_VIEW_ARTIFACTS: ChildView.ValueType  # 3
 """`{"artifacts": [{"artifact_id", "name", "sha256", "size_bytes", "media_type"}]}`."""
 Global___ChildView: _TypeAlias = ChildView  # noqa: Y015
-
-class _CellOutcome:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _CellOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CellOutcome.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    CELL_OUTCOME_UNSPECIFIED: _CellOutcome.ValueType  # 0
-    """The outcome was not set; never sent."""
-    CELL_OUTCOME_COMPLETED: _CellOutcome.ValueType  # 1
-    """It ran to its end."""
-    CELL_OUTCOME_RETURNED: _CellOutcome.ValueType  # 2
-    """It left by a top-level `return`."""
-    CELL_OUTCOME_RAISED: _CellOutcome.ValueType  # 3
-    """It left by a top-level `raise`."""
-    CELL_OUTCOME_ERRORED: _CellOutcome.ValueType  # 4
-    """It left by any other exception, a syntax error among them."""
-    CELL_OUTCOME_INTERRUPTED: _CellOutcome.ValueType  # 5
-    """It was interrupted."""
-    CELL_OUTCOME_TIMED_OUT: _CellOutcome.ValueType  # 6
-    """It reached its wall-clock limit."""
-    CELL_OUTCOME_REPL_DIED: _CellOutcome.ValueType  # 7
-    """The REPL process died."""
-
-class CellOutcome(_CellOutcome, metaclass=_CellOutcomeEnumTypeWrapper):
-    """CellOutcome is how a cell ended."""
-
-CELL_OUTCOME_UNSPECIFIED: CellOutcome.ValueType  # 0
-"""The outcome was not set; never sent."""
-CELL_OUTCOME_COMPLETED: CellOutcome.ValueType  # 1
-"""It ran to its end."""
-CELL_OUTCOME_RETURNED: CellOutcome.ValueType  # 2
-"""It left by a top-level `return`."""
-CELL_OUTCOME_RAISED: CellOutcome.ValueType  # 3
-"""It left by a top-level `raise`."""
-CELL_OUTCOME_ERRORED: CellOutcome.ValueType  # 4
-"""It left by any other exception, a syntax error among them."""
-CELL_OUTCOME_INTERRUPTED: CellOutcome.ValueType  # 5
-"""It was interrupted."""
-CELL_OUTCOME_TIMED_OUT: CellOutcome.ValueType  # 6
-"""It reached its wall-clock limit."""
-CELL_OUTCOME_REPL_DIED: CellOutcome.ValueType  # 7
-"""The REPL process died."""
-Global___CellOutcome: _TypeAlias = CellOutcome  # noqa: Y015
 
 class _GoneCause:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -251,6 +210,10 @@ class AttachSandboxRequest(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     INTERRUPT_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    STDIN_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
+    TOOL_CANCEL_FIELD_NUMBER: _builtins.int
+    FILE_OPERATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___SandboxAttach:
         """Comes first, once: which sandbox."""
@@ -279,6 +242,22 @@ class AttachSandboxRequest(_message.Message):
     def capture(self) -> Global___FileCapture:
         """Ends all user processes and captures files."""
 
+    @_builtins.property
+    def stdin(self) -> Global___StdinChunk:
+        """Brings bytes for the code's standard input."""
+
+    @_builtins.property
+    def tool(self) -> Global___ToolDelivery:
+        """Calls a tool that the REPL's code owns."""
+
+    @_builtins.property
+    def tool_cancel(self) -> Global___ToolCancel:
+        """Says that nobody waits for a tool's result any more."""
+
+    @_builtins.property
+    def file_operation(self) -> _sandbox_file_pb2.FileOperation:
+        """Reads, writes, lists or looks at files of the live sandbox."""
+
     def __init__(
         self,
         *,
@@ -289,12 +268,16 @@ class AttachSandboxRequest(_message.Message):
         acknowledge: Global___EventAcknowledgement | None = ...,
         interrupt: Global___CellInterrupt | None = ...,
         capture: Global___FileCapture | None = ...,
+        stdin: Global___StdinChunk | None = ...,
+        tool: Global___ToolDelivery | None = ...,
+        tool_cancel: Global___ToolCancel | None = ...,
+        file_operation: _sandbox_file_pb2.FileOperation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "run_cell", "reply", "blob", "acknowledge", "interrupt", "capture"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "run_cell", "reply", "blob", "acknowledge", "interrupt", "capture", "stdin", "tool", "tool_cancel", "file_operation"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -453,6 +436,8 @@ class RunCell(_message.Message):
     MAX_DEPTH_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     CAPTURE_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    STDIN_FIELD_NUMBER: _builtins.int
     cell_id: _builtins.str
     """The cell's id, `cell_...`."""
     mode: _invocation_pb2.InvocationMode.ValueType
@@ -463,6 +448,8 @@ class RunCell(_message.Message):
     """The invocation's depth."""
     max_depth: _builtins.int
     """The invocation's maximal depth."""
+    stdin: _builtins.bool
+    """Whether `input()` reads what `StdinChunk`s bring; false: it fails at once."""
     @_builtins.property
     def code(self) -> Global___Content:
         """The source, UTF-8."""
@@ -481,6 +468,10 @@ class RunCell(_message.Message):
         It is the sandbox's one capture.
         """
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolGrant]:
+        """The tools that `$tool` values of the inputs name."""
+
     def __init__(
         self,
         *,
@@ -493,10 +484,12 @@ class RunCell(_message.Message):
         max_depth: _builtins.int = ...,
         timeout: _duration_pb2.Duration | None = ...,
         capture: Global___FileCapture | None = ...,
+        tools: _abc.Iterable[_tool_pb2.ToolGrant] | None = ...,
+        stdin: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "code", b"code", "timeout", b"timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "cell_id", b"cell_id", "code", b"code", "depth", b"depth", "inputs", b"inputs", "invocation_id", b"invocation_id", "max_depth", b"max_depth", "mode", b"mode", "timeout", b"timeout"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capture", b"capture", "cell_id", b"cell_id", "code", b"code", "depth", b"depth", "inputs", b"inputs", "invocation_id", b"invocation_id", "max_depth", b"max_depth", "mode", b"mode", "stdin", b"stdin", "timeout", b"timeout", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -633,6 +626,10 @@ class AttachSandboxResponse(_message.Message):
     FILE_FIELD_NUMBER: _builtins.int
     CAPTURE_COMPLETED_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    DISPLAY_FIELD_NUMBER: _builtins.int
+    TOOL_RESULT_FIELD_NUMBER: _builtins.int
+    FILE_OUTCOME_FIELD_NUMBER: _builtins.int
+    STDIN_TAKEN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Its place in this sandbox's events, from 1, without gaps; 0 for `attached`."""
     @_builtins.property
@@ -675,6 +672,22 @@ class AttachSandboxResponse(_message.Message):
     def gone(self) -> Global___SandboxGone:
         """The sandbox is no more, or never came to be."""
 
+    @_builtins.property
+    def display(self) -> Global___DisplayShown:
+        """A cell showed something."""
+
+    @_builtins.property
+    def tool_result(self) -> Global___ToolResult:
+        """A tool of the REPL's code has an outcome."""
+
+    @_builtins.property
+    def file_outcome(self) -> _sandbox_file_pb2.FileOutcome:
+        """A file operation has an outcome."""
+
+    @_builtins.property
+    def stdin_taken(self) -> Global___StdinTaken:
+        """The code's standard input was taken up to an offset."""
+
     def __init__(
         self,
         *,
@@ -689,12 +702,16 @@ class AttachSandboxResponse(_message.Message):
         file: Global___FileChunk | None = ...,
         capture_completed: Global___FileCaptureCompleted | None = ...,
         gone: Global___SandboxGone | None = ...,
+        display: Global___DisplayShown | None = ...,
+        tool_result: Global___ToolResult | None = ...,
+        file_outcome: _sandbox_file_pb2.FileOutcome | None = ...,
+        stdin_taken: Global___StdinTaken | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "blob", b"blob", "call", b"call", "capture_completed", b"capture_completed", "cell_completed", b"cell_completed", "cell_started", b"cell_started", "event", b"event", "file", b"file", "gone", b"gone", "output", b"output", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "blob", b"blob", "call", b"call", "capture_completed", b"capture_completed", "cell_completed", b"cell_completed", "cell_started", b"cell_started", "display", b"display", "event", b"event", "file", b"file", "file_outcome", b"file_outcome", "gone", b"gone", "output", b"output", "ready", b"ready", "stdin_taken", b"stdin_taken", "tool_result", b"tool_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "blob", b"blob", "call", b"call", "capture_completed", b"capture_completed", "cell_completed", b"cell_completed", "cell_started", b"cell_started", "event", b"event", "file", b"file", "gone", b"gone", "output", b"output", "ready", b"ready", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "blob", b"blob", "call", b"call", "capture_completed", b"capture_completed", "cell_completed", b"cell_completed", "cell_started", b"cell_started", "display", b"display", "event", b"event", "file", b"file", "file_outcome", b"file_outcome", "gone", b"gone", "output", b"output", "ready", b"ready", "sequence", b"sequence", "stdin_taken", b"stdin_taken", "tool_result", b"tool_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attached", "ready", "cell_started", "output", "call", "cell_completed", "blob", "file", "capture_completed", "gone"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["attached", "ready", "cell_started", "output", "call", "cell_completed", "blob", "file", "capture_completed", "gone", "display", "tool_result", "file_outcome", "stdin_taken"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -709,10 +726,13 @@ class SandboxAttached(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     LAST_SEQUENCE_FIELD_NUMBER: _builtins.int
     OPEN_CALL_IDS_FIELD_NUMBER: _builtins.int
+    STDIN_OFFSET_FIELD_NUMBER: _builtins.int
     started: _builtins.bool
     """Whether this stream started the sandbox."""
     last_sequence: _builtins.int
     """The last sequence that the host has."""
+    stdin_offset: _builtins.int
+    """Up to where standard input has come."""
     @_builtins.property
     def open_call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The calls of the sandbox's code that passed here and have had no reply."""
@@ -723,10 +743,11 @@ class SandboxAttached(_message.Message):
         started: _builtins.bool = ...,
         last_sequence: _builtins.int = ...,
         open_call_ids: _abc.Iterable[_builtins.str] | None = ...,
+        stdin_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sequence", b"last_sequence", "open_call_ids", b"open_call_ids", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_sequence", b"last_sequence", "open_call_ids", b"open_call_ids", "started", b"started", "stdin_offset", b"stdin_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -792,7 +813,9 @@ Global___CellStarted: _TypeAlias = CellStarted  # noqa: Y015
 
 @_typing.final
 class OutputChunk(_message.Message):
-    """OutputChunk is what the code printed, with its place in the cell's stream."""
+    """OutputChunk is what the code printed, with its place in the cell's stream. Threads and background
+    processes of a cell that has ended go on in that cell's stream.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -838,6 +861,7 @@ class SandboxCall(_message.Message):
     INSPECT_CHILD_FIELD_NUMBER: _builtins.int
     SAVE_ARTIFACT_FIELD_NUMBER: _builtins.int
     READ_ARTIFACT_FIELD_NUMBER: _builtins.int
+    TOOL_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Unique in this sandbox; at most 64 characters."""
     cell_id: _builtins.str
@@ -866,6 +890,10 @@ class SandboxCall(_message.Message):
     def read_artifact(self) -> Global___ReadArtifactCall:
         """Read bytes."""
 
+    @_builtins.property
+    def tool(self) -> Global___ToolUseCall:
+        """Call a tool."""
+
     def __init__(
         self,
         *,
@@ -877,12 +905,13 @@ class SandboxCall(_message.Message):
         inspect_child: Global___InspectChildCall | None = ...,
         save_artifact: Global___SaveArtifactCall | None = ...,
         read_artifact: Global___ReadArtifactCall | None = ...,
+        tool: Global___ToolUseCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["await_child", b"await_child", "cancel_child", b"cancel_child", "inspect_child", b"inspect_child", "operation", b"operation", "read_artifact", b"read_artifact", "save_artifact", b"save_artifact", "spawn", b"spawn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["await_child", b"await_child", "cancel_child", b"cancel_child", "inspect_child", b"inspect_child", "operation", b"operation", "read_artifact", b"read_artifact", "save_artifact", b"save_artifact", "spawn", b"spawn", "tool", b"tool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_child", b"await_child", "call_id", b"call_id", "cancel_child", b"cancel_child", "cell_id", b"cell_id", "inspect_child", b"inspect_child", "operation", b"operation", "read_artifact", b"read_artifact", "save_artifact", b"save_artifact", "spawn", b"spawn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["await_child", b"await_child", "call_id", b"call_id", "cancel_child", b"cancel_child", "cell_id", b"cell_id", "inspect_child", b"inspect_child", "operation", b"operation", "read_artifact", b"read_artifact", "save_artifact", b"save_artifact", "spawn", b"spawn", "tool", b"tool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["spawn", "await_child", "cancel_child", "inspect_child", "save_artifact", "read_artifact"]  # noqa: Y015
+    _WhichOneofReturnType_operation: _TypeAlias = _typing.Literal["spawn", "await_child", "cancel_child", "inspect_child", "save_artifact", "read_artifact", "tool"]  # noqa: Y015
     _WhichOneofArgType_operation: _TypeAlias = _typing.Literal["operation", b"operation"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_operation) -> _WhichOneofReturnType_operation | None: ...
 
@@ -1077,6 +1106,252 @@ class ReadArtifactCall(_message.Message):
 Global___ReadArtifactCall: _TypeAlias = ReadArtifactCall  # noqa: Y015
 
 @_typing.final
+class ToolUseCall(_message.Message):
+    """ToolUseCall calls a tool that the invocation was granted; the reply is the tool's value or failure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_ID_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    tool_id: _builtins.str
+    """The tool's id."""
+    method: _builtins.str
+    """The method, where the tool is an object."""
+    @_builtins.property
+    def arguments(self) -> Global___Content:
+        """The arguments: the encoded JSON of `{"args": [...], "kwargs": {...}}`, without tools."""
+
+    def __init__(
+        self,
+        *,
+        tool_id: _builtins.str = ...,
+        method: _builtins.str = ...,
+        arguments: Global___Content | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "method", b"method", "tool_id", b"tool_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolUseCall: _TypeAlias = ToolUseCall  # noqa: Y015
+
+@_typing.final
+class StdinChunk(_message.Message):
+    """StdinChunk is part of what the code reads from standard input, across all its cells."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Where it begins; what is before the end so far is dropped."""
+    data: _builtins.bytes
+    """The bytes, at most 64 KiB."""
+    close: _builtins.bool
+    """Whether nothing follows."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        close: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "data", b"data", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StdinChunk: _TypeAlias = StdinChunk  # noqa: Y015
+
+@_typing.final
+class StdinTaken(_message.Message):
+    """StdinTaken says up to where standard input has gone to the code's pipe. At most 256 KiB may be on
+    the way beyond it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """The offset."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StdinTaken: _TypeAlias = StdinTaken  # noqa: Y015
+
+@_typing.final
+class ToolDelivery(_message.Message):
+    """ToolDelivery calls a tool that this sandbox's REPL owns. A call id is never delivered twice to the
+    code.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_ID_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id, unique in this sandbox."""
+    tool_id: _builtins.str
+    """The tool's id."""
+    method: _builtins.str
+    """The method, where the tool is an object."""
+    @_builtins.property
+    def arguments(self) -> Global___Content:
+        """The arguments, as in `ToolUseCall`."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_id: _builtins.str = ...,
+        method: _builtins.str = ...,
+        arguments: Global___Content | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_id", b"call_id", "method", b"method", "tool_id", b"tool_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolDelivery: _TypeAlias = ToolDelivery  # noqa: Y015
+
+@_typing.final
+class ToolCancel(_message.Message):
+    """ToolCancel names a tool call whose caller no longer waits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCancel: _TypeAlias = ToolCancel  # noqa: Y015
+
+@_typing.final
+class ToolResult(_message.Message):
+    """ToolResult is the outcome of one `ToolDelivery`. It is hostile data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    @_builtins.property
+    def value(self) -> Global___Content:
+        """The encoded JSON of the value, without tools."""
+
+    @_builtins.property
+    def failure(self) -> _ending_pb2.Failure:
+        """What the tool raised."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        value: Global___Content | None = ...,
+        failure: _ending_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "failure", b"failure", "outcome", b"outcome", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["value", "failure"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___ToolResult: _TypeAlias = ToolResult  # noqa: Y015
+
+@_typing.final
+class DisplayShown(_message.Message):
+    """DisplayShown is one thing that a cell showed; at most 256 a cell. It is hostile data."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    IS_RESULT_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell."""
+    index: _builtins.int
+    """Its number in the cell, from 0, without gaps."""
+    is_result: _builtins.bool
+    """Whether it is the value of the trailing expression."""
+    @_builtins.property
+    def data(self) -> _containers.RepeatedCompositeFieldContainer[Global___DisplayContent]:
+        """The same thing in one or more media types, at most 8."""
+
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        index: _builtins.int = ...,
+        is_result: _builtins.bool = ...,
+        data: _abc.Iterable[Global___DisplayContent] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "data", b"data", "index", b"index", "is_result", b"is_result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisplayShown: _TypeAlias = DisplayShown  # noqa: Y015
+
+@_typing.final
+class DisplayContent(_message.Message):
+    """DisplayContent is a display in one media type."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    media_type: _builtins.str
+    """The media type: at most 100 visible ASCII characters."""
+    @_builtins.property
+    def content(self) -> Global___Content:
+        """The bytes."""
+
+    def __init__(
+        self,
+        *,
+        media_type: _builtins.str = ...,
+        content: Global___Content | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "media_type", b"media_type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DisplayContent: _TypeAlias = DisplayContent  # noqa: Y015
+
+@_typing.final
 class CellCompleted(_message.Message):
     """CellCompleted says how a cell ended."""
 
@@ -1094,9 +1369,10 @@ class CellCompleted(_message.Message):
     EVIDENCE_FIELD_NUMBER: _builtins.int
     OUTPUT_CUT_FIELD_NUMBER: _builtins.int
     FAILURE_ERRNO_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
     cell_id: _builtins.str
     """The cell's id."""
-    outcome: Global___CellOutcome.ValueType
+    outcome: _cell_pb2.CellOutcome.ValueType
     """How."""
     stdout_bytes: _builtins.int
     """The final number of bytes of standard output."""
@@ -1112,6 +1388,8 @@ class CellCompleted(_message.Message):
     """Whether the output passed its limit and was cut."""
     failure_errno: _builtins.int
     """The errno of the exception, where it is an OSError."""
+    text: _builtins.str
+    """The text of the value of a trailing expression, in mode interactive; at most 64 KiB of UTF-8."""
     @_builtins.property
     def value(self) -> Global___Content:
         """The encoded JSON of the returned value, for RETURNED."""
@@ -1128,7 +1406,7 @@ class CellCompleted(_message.Message):
         self,
         *,
         cell_id: _builtins.str = ...,
-        outcome: Global___CellOutcome.ValueType = ...,
+        outcome: _cell_pb2.CellOutcome.ValueType = ...,
         value: Global___Content | None = ...,
         failure: _ending_pb2.Failure | None = ...,
         stdout_bytes: _builtins.int = ...,
@@ -1139,10 +1417,11 @@ class CellCompleted(_message.Message):
         evidence: _ending_pb2.Evidence | None = ...,
         output_cut: _builtins.bool = ...,
         failure_errno: _builtins.int | None = ...,
+        text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure_errno", b"_failure_errno", "evidence", b"evidence", "failure", b"failure", "failure_errno", b"failure_errno", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure_errno", b"_failure_errno", "background_processes", b"background_processes", "cell_id", b"cell_id", "evidence", b"evidence", "failure", b"failure", "failure_errno", b"failure_errno", "killed_processes", b"killed_processes", "outcome", b"outcome", "output_cut", b"output_cut", "state_lost", b"state_lost", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure_errno", b"_failure_errno", "background_processes", b"background_processes", "cell_id", b"cell_id", "evidence", b"evidence", "failure", b"failure", "failure_errno", b"failure_errno", "killed_processes", b"killed_processes", "outcome", b"outcome", "output_cut", b"output_cut", "state_lost", b"state_lost", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "text", b"text", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure_errno: _TypeAlias = _typing.Literal["failure_errno"]  # noqa: Y015
     _WhichOneofArgType__failure_errno: _TypeAlias = _typing.Literal["_failure_errno", b"_failure_errno"]  # noqa: Y015

@@ -11,6 +11,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from hutch.v1 import ending_pb2 as _ending_pb2
+from hutch.v1 import tool_pb2 as _tool_pb2
 from hutch.v1 import value_pb2 as _value_pb2
 import builtins as _builtins
 import sys
@@ -101,6 +102,7 @@ class InvocationSpec(_message.Message):
 
     PROGRAM_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
+    INTERACTIVE_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     CONTRACT_FIELD_NUMBER: _builtins.int
     SPAWN_FIELD_NUMBER: _builtins.int
@@ -112,6 +114,8 @@ class InvocationSpec(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     RETRY_ON_LOSS_FIELD_NUMBER: _builtins.int
+    ATTACH_STDIN_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
     program: _builtins.str
     """Python source, run as one cell; at most 1 MiB, not empty, without null bytes."""
     task: _builtins.str
@@ -124,6 +128,12 @@ class InvocationSpec(_message.Message):
     """A short name shown in trees, at most 200 characters, no meaning otherwise."""
     retry_on_loss: _builtins.bool
     """Whether its work may run again in a new sandbox when one is lost; false by default."""
+    attach_stdin: _builtins.bool
+    """Whether its code reads standard input from `WriteStdin`; false: `input()` fails at once."""
+    @_builtins.property
+    def interactive(self) -> Global___InteractiveWork:
+        """A box that takes cells from its client, one after the other."""
+
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.NamedValue]:
         """The named inputs; names are unique."""
@@ -154,11 +164,18 @@ class InvocationSpec(_message.Message):
     def output(self) -> Global___OutputLimits:
         """Output settings; unset fields take the defaults."""
 
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolGrant]:
+        """The tools that `$tool` values of the inputs name: its owner's, or such as the caller was granted
+        as delegable. For the latter only `tool_id` counts, the rest is as the owner said.
+        """
+
     def __init__(
         self,
         *,
         program: _builtins.str = ...,
         task: _builtins.str = ...,
+        interactive: Global___InteractiveWork | None = ...,
         inputs: _abc.Iterable[_value_pb2.NamedValue] | None = ...,
         contract: Global___Contract | None = ...,
         spawn: Global___SpawnGrant | None = ...,
@@ -170,16 +187,46 @@ class InvocationSpec(_message.Message):
         output: Global___OutputLimits | None = ...,
         label: _builtins.str = ...,
         retry_on_loss: _builtins.bool = ...,
+        attach_stdin: _builtins.bool = ...,
+        tools: _abc.Iterable[_tool_pb2.ToolGrant] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "output", b"output", "program", b"program", "resources", b"resources", "spawn", b"spawn", "task", b"task", "timeout", b"timeout", "work", b"work"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["contract", b"contract", "interactive", b"interactive", "output", b"output", "program", b"program", "resources", b"resources", "spawn", b"spawn", "task", b"task", "timeout", b"timeout", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_patterns", b"artifact_patterns", "contract", b"contract", "driver", b"driver", "inputs", b"inputs", "label", b"label", "output", b"output", "program", b"program", "resources", b"resources", "retry_on_loss", b"retry_on_loss", "spawn", b"spawn", "task", b"task", "template", b"template", "timeout", b"timeout", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_patterns", b"artifact_patterns", "attach_stdin", b"attach_stdin", "contract", b"contract", "driver", b"driver", "inputs", b"inputs", "interactive", b"interactive", "label", b"label", "output", b"output", "program", b"program", "resources", b"resources", "retry_on_loss", b"retry_on_loss", "spawn", b"spawn", "task", b"task", "template", b"template", "timeout", b"timeout", "tools", b"tools", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["program", "task"]  # noqa: Y015
+    _WhichOneofReturnType_work: _TypeAlias = _typing.Literal["program", "task", "interactive"]  # noqa: Y015
     _WhichOneofArgType_work: _TypeAlias = _typing.Literal["work", b"work"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_work) -> _WhichOneofReturnType_work | None: ...
 
 Global___InvocationSpec: _TypeAlias = InvocationSpec  # noqa: Y015
+
+@_typing.final
+class InteractiveWork(_message.Message):
+    """InteractiveWork is a REPL that its client feeds through `AttachInvocation`. Its `spawn.max_depth`
+    is 1 unless it is named; its `timeout` is 24 h unless it is named.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_TIMEOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def idle_timeout(self) -> _duration_pb2.Duration:
+        """How long no cell may run, wait or have live children before it ends `idle_timeout`; default
+        1,800 s, maximum 24 h.
+        """
+
+    def __init__(
+        self,
+        *,
+        idle_timeout: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["idle_timeout", b"idle_timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_timeout", b"idle_timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InteractiveWork: _TypeAlias = InteractiveWork  # noqa: Y015
 
 @_typing.final
 class Contract(_message.Message):
@@ -388,6 +435,7 @@ class Invocation(_message.Message):
     ARTIFACT_COUNT_FIELD_NUMBER: _builtins.int
     SPAWNED_BY_FIELD_NUMBER: _builtins.int
     DESCENDANT_COUNT_FIELD_NUMBER: _builtins.int
+    CELL_COUNT_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The id, `inv_...`."""
     parent_id: _builtins.str
@@ -418,6 +466,8 @@ class Invocation(_message.Message):
     """The call of its parent that made it, as `cell/call`; empty for a root."""
     descendant_count: _builtins.int
     """How many descendants it has had."""
+    cell_count: _builtins.int
+    """How many cells of an interactive box have ended."""
     @_builtins.property
     def lineage(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The ancestors' ids, root first, without this one; computed by the controller."""
@@ -491,10 +541,11 @@ class Invocation(_message.Message):
         artifact_count: _builtins.int = ...,
         spawned_by: _builtins.str = ...,
         descendant_count: _builtins.int = ...,
+        cell_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "deadline_time", b"deadline_time", "end_time", b"end_time", "ending", b"ending", "output", b"output", "resources", b"resources", "spawn", b"spawn", "start_time", b"start_time", "value", b"value"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "attempt", b"attempt", "child_count", b"child_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "descendant_count", b"descendant_count", "driver", b"driver", "end_time", b"end_time", "ending", b"ending", "enforcement", b"enforcement", "invocation_id", b"invocation_id", "label", b"label", "lineage", b"lineage", "mode", b"mode", "output", b"output", "parent_id", b"parent_id", "resources", b"resources", "sandbox_id", b"sandbox_id", "spawn", b"spawn", "spawned_by", b"spawned_by", "start_time", b"start_time", "state", b"state", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "value", b"value"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact_count", b"artifact_count", "attempt", b"attempt", "cell_count", b"cell_count", "child_count", b"child_count", "create_time", b"create_time", "deadline_time", b"deadline_time", "depth", b"depth", "descendant_count", b"descendant_count", "driver", b"driver", "end_time", b"end_time", "ending", b"ending", "enforcement", b"enforcement", "invocation_id", b"invocation_id", "label", b"label", "lineage", b"lineage", "mode", b"mode", "output", b"output", "parent_id", b"parent_id", "resources", b"resources", "sandbox_id", b"sandbox_id", "spawn", b"spawn", "spawned_by", b"spawned_by", "start_time", b"start_time", "state", b"state", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes", "value", b"value"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

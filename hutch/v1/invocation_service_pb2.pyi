@@ -11,8 +11,10 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from hutch.v1 import artifact_pb2 as _artifact_pb2
+from hutch.v1 import cell_pb2 as _cell_pb2
 from hutch.v1 import ending_pb2 as _ending_pb2
 from hutch.v1 import invocation_pb2 as _invocation_pb2
+from hutch.v1 import value_pb2 as _value_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -47,6 +49,54 @@ OUTPUT_STREAM_STDOUT: OutputStream.ValueType  # 1
 OUTPUT_STREAM_STDERR: OutputStream.ValueType  # 2
 """File descriptor 2."""
 Global___OutputStream: _TypeAlias = OutputStream  # noqa: Y015
+
+class _DisconnectAction:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DisconnectActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DisconnectAction.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DISCONNECT_ACTION_UNSPECIFIED: _DisconnectAction.ValueType  # 0
+    """As DETACH."""
+    DISCONNECT_ACTION_DETACH: _DisconnectAction.ValueType  # 1
+    """They go on."""
+    DISCONNECT_ACTION_CANCEL: _DisconnectAction.ValueType  # 2
+    """The running one is interrupted and the waiting ones never run."""
+
+class DisconnectAction(_DisconnectAction, metaclass=_DisconnectActionEnumTypeWrapper):
+    """DisconnectAction says what becomes of cells whose stream was cut."""
+
+DISCONNECT_ACTION_UNSPECIFIED: DisconnectAction.ValueType  # 0
+"""As DETACH."""
+DISCONNECT_ACTION_DETACH: DisconnectAction.ValueType  # 1
+"""They go on."""
+DISCONNECT_ACTION_CANCEL: DisconnectAction.ValueType  # 2
+"""The running one is interrupted and the waiting ones never run."""
+Global___DisconnectAction: _TypeAlias = DisconnectAction  # noqa: Y015
+
+class _CellQueueing:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _CellQueueingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CellQueueing.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    CELL_QUEUEING_UNSPECIFIED: _CellQueueing.ValueType  # 0
+    """As WAIT."""
+    CELL_QUEUEING_WAIT: _CellQueueing.ValueType  # 1
+    """It waits behind those that were given before; at most 100 may wait."""
+    CELL_QUEUEING_REFUSE: _CellQueueing.ValueType  # 2
+    """It is refused at once, with CELL_BUSY."""
+
+class CellQueueing(_CellQueueing, metaclass=_CellQueueingEnumTypeWrapper):
+    """CellQueueing says what a cell does when another one runs."""
+
+CELL_QUEUEING_UNSPECIFIED: CellQueueing.ValueType  # 0
+"""As WAIT."""
+CELL_QUEUEING_WAIT: CellQueueing.ValueType  # 1
+"""It waits behind those that were given before; at most 100 may wait."""
+CELL_QUEUEING_REFUSE: CellQueueing.ValueType  # 2
+"""It is refused at once, with CELL_BUSY."""
+Global___CellQueueing: _TypeAlias = CellQueueing  # noqa: Y015
 
 @_typing.final
 class OpenSessionRequest(_message.Message):
@@ -122,6 +172,7 @@ class CreateInvocationRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CANCEL_ON_DISCONNECT_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The caller's id for this request: 1 to 128 visible ASCII characters. The same id and content
     give the same answer.
@@ -130,6 +181,10 @@ class CreateInvocationRequest(_message.Message):
     """The session it is bound to; needed by `cancel_on_disconnect`. One that is not open has its grace."""
     cancel_on_disconnect: _builtins.bool
     """Whether it is cancelled when the session is gone; false by default."""
+    tool_call_id: _builtins.str
+    """The open tool call that asks for it, as `ServeTools` gave it: it becomes a child of the caller,
+    within the caller's level, limits and grants. Empty for a root.
+    """
     @_builtins.property
     def spec(self) -> _invocation_pb2.InvocationSpec:
         """What is asked for."""
@@ -141,10 +196,11 @@ class CreateInvocationRequest(_message.Message):
         spec: _invocation_pb2.InvocationSpec | None = ...,
         session_id: _builtins.str = ...,
         cancel_on_disconnect: _builtins.bool = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_on_disconnect", b"cancel_on_disconnect", "request_id", b"request_id", "session_id", b"session_id", "spec", b"spec"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_on_disconnect", b"cancel_on_disconnect", "request_id", b"request_id", "session_id", b"session_id", "spec", b"spec", "tool_call_id", b"tool_call_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -410,6 +466,10 @@ class InvocationEvent(_message.Message):
     CONTRACT_CHECKED_FIELD_NUMBER: _builtins.int
     ARTIFACT_PUBLISHED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    CELL_ACCEPTED_FIELD_NUMBER: _builtins.int
+    DISPLAY_FIELD_NUMBER: _builtins.int
+    TOOL_CALLED_FIELD_NUMBER: _builtins.int
+    TOOL_ANSWERED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """Its place in the journal of its tree, rising, with gaps."""
     invocation_id: _builtins.str
@@ -446,6 +506,22 @@ class InvocationEvent(_message.Message):
     def ended(self) -> Global___InvocationEnded:
         """It ended."""
 
+    @_builtins.property
+    def cell_accepted(self) -> Global___InvocationCellAccepted:
+        """A cell was given to an interactive box."""
+
+    @_builtins.property
+    def display(self) -> _cell_pb2.Display:
+        """A cell showed something."""
+
+    @_builtins.property
+    def tool_called(self) -> Global___InvocationToolCalled:
+        """Its code called a tool."""
+
+    @_builtins.property
+    def tool_answered(self) -> Global___InvocationToolAnswered:
+        """A tool call has its outcome."""
+
     def __init__(
         self,
         *,
@@ -459,16 +535,108 @@ class InvocationEvent(_message.Message):
         contract_checked: Global___InvocationContractChecked | None = ...,
         artifact_published: Global___InvocationArtifactPublished | None = ...,
         ended: Global___InvocationEnded | None = ...,
+        cell_accepted: Global___InvocationCellAccepted | None = ...,
+        display: _cell_pb2.Display | None = ...,
+        tool_called: Global___InvocationToolCalled | None = ...,
+        tool_answered: Global___InvocationToolAnswered | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "ended", b"ended", "event", b"event", "event_time", b"event_time", "state_changed", b"state_changed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "display", b"display", "ended", b"ended", "event", b"event", "event_time", b"event_time", "state_changed", b"state_changed", "tool_answered", b"tool_answered", "tool_called", b"tool_called"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "ended", b"ended", "event", b"event", "event_time", b"event_time", "invocation_id", b"invocation_id", "sequence", b"sequence", "state_changed", b"state_changed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "display", b"display", "ended", b"ended", "event", b"event", "event_time", b"event_time", "invocation_id", b"invocation_id", "sequence", b"sequence", "state_changed", b"state_changed", "tool_answered", b"tool_answered", "tool_called", b"tool_called"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "state_changed", "call_refused", "cell_completed", "contract_checked", "artifact_published", "ended"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "state_changed", "call_refused", "cell_completed", "contract_checked", "artifact_published", "ended", "cell_accepted", "display", "tool_called", "tool_answered"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___InvocationEvent: _TypeAlias = InvocationEvent  # noqa: Y015
+
+@_typing.final
+class InvocationCellAccepted(_message.Message):
+    """InvocationCellAccepted says that a cell waits or runs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell's id."""
+    code: _builtins.str
+    """The first 2,000 characters of the code."""
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        code: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "code", b"code"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvocationCellAccepted: _TypeAlias = InvocationCellAccepted  # noqa: Y015
+
+@_typing.final
+class InvocationToolCalled(_message.Message):
+    """InvocationToolCalled says which tool was called."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    tool_id: _builtins.str
+    """The tool's id."""
+    name: _builtins.str
+    """Its name."""
+    method: _builtins.str
+    """The method, for an object."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        method: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "method", b"method", "name", b"name", "tool_id", b"tool_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvocationToolCalled: _TypeAlias = InvocationToolCalled  # noqa: Y015
+
+@_typing.final
+class InvocationToolAnswered(_message.Message):
+    """InvocationToolAnswered says how a tool call came out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    @_builtins.property
+    def failure(self) -> _ending_pb2.Failure:
+        """What it raised, or why there is no outcome; unset when it has a value."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        failure: _ending_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "failure", b"failure"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InvocationToolAnswered: _TypeAlias = InvocationToolAnswered  # noqa: Y015
 
 @_typing.final
 class InvocationAccepted(_message.Message):
@@ -671,6 +839,7 @@ class ReadOutputRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    CELL_ID_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The invocation's id."""
     stream: Global___OutputStream.ValueType
@@ -681,6 +850,10 @@ class ReadOutputRequest(_message.Message):
     """At most so many bytes; 0 means all."""
     follow: _builtins.bool
     """Whether to go on as more is printed, until the invocation has ended; false by default."""
+    cell_id: _builtins.str
+    """Only this cell of an interactive box, with what its threads and processes print after its end;
+    empty means all cells in their order, each up to its own end.
+    """
     def __init__(
         self,
         *,
@@ -689,10 +862,11 @@ class ReadOutputRequest(_message.Message):
         offset: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
         follow: _builtins.bool = ...,
+        cell_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "invocation_id", b"invocation_id", "max_bytes", b"max_bytes", "offset", b"offset", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "follow", b"follow", "invocation_id", b"invocation_id", "max_bytes", b"max_bytes", "offset", b"offset", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,3 +947,682 @@ class CancelInvocationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelInvocationResponse: _TypeAlias = CancelInvocationResponse  # noqa: Y015
+
+@_typing.final
+class AttachInvocationRequest(_message.Message):
+    """AttachInvocationRequest is one message to an interactive box."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTACH_FIELD_NUMBER: _builtins.int
+    SUBMIT_FIELD_NUMBER: _builtins.int
+    INTERRUPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def attach(self) -> Global___AttachBox:
+        """Comes first, once."""
+
+    @_builtins.property
+    def submit(self) -> Global___SubmitCell:
+        """Gives a cell."""
+
+    @_builtins.property
+    def interrupt(self) -> Global___InterruptCell:
+        """Interrupts."""
+
+    def __init__(
+        self,
+        *,
+        attach: Global___AttachBox | None = ...,
+        submit: Global___SubmitCell | None = ...,
+        interrupt: Global___InterruptCell | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "interrupt", b"interrupt", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attach", b"attach", "interrupt", b"interrupt", "message", b"message", "submit", b"submit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "submit", "interrupt"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___AttachInvocationRequest: _TypeAlias = AttachInvocationRequest  # noqa: Y015
+
+@_typing.final
+class AttachBox(_message.Message):
+    """AttachBox names the box of a stream."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    AFTER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    ON_DISCONNECT_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    WITHOUT_OUTPUT_FIELD_NUMBER: _builtins.int
+    invocation_id: _builtins.str
+    """The invocation's id."""
+    after_sequence: _builtins.int
+    """What is durable up to this sequence is known; what came later is sent again."""
+    on_disconnect: Global___DisconnectAction.ValueType
+    """What becomes of this stream's cells when it ends without a half-close."""
+    without_output: _builtins.bool
+    """Whether output is not wanted on this stream; false by default."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CellPosition]:
+        """Up to where output is known; of other cells it is sent from its beginning, but only of those that
+        have not ended or whose end is sent as well.
+        """
+
+    def __init__(
+        self,
+        *,
+        invocation_id: _builtins.str = ...,
+        after_sequence: _builtins.int = ...,
+        on_disconnect: Global___DisconnectAction.ValueType = ...,
+        positions: _abc.Iterable[Global___CellPosition] | None = ...,
+        without_output: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_sequence", b"after_sequence", "invocation_id", b"invocation_id", "on_disconnect", b"on_disconnect", "positions", b"positions", "without_output", b"without_output"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttachBox: _TypeAlias = AttachBox  # noqa: Y015
+
+@_typing.final
+class CellPosition(_message.Message):
+    """CellPosition is how much of a cell's output is known."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    STDOUT_OFFSET_FIELD_NUMBER: _builtins.int
+    STDERR_OFFSET_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell."""
+    stdout_offset: _builtins.int
+    """Bytes of standard output."""
+    stderr_offset: _builtins.int
+    """Bytes of standard error."""
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        stdout_offset: _builtins.int = ...,
+        stderr_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "stderr_offset", b"stderr_offset", "stdout_offset", b"stdout_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellPosition: _TypeAlias = CellPosition  # noqa: Y015
+
+@_typing.final
+class SubmitCell(_message.Message):
+    """SubmitCell gives one cell. The same id again changes nothing: its result is sent again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    CODE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    QUEUEING_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The client's id for the cell: 1 to 64 ASCII letters, digits, `-` and `_`, unique in the box."""
+    code: _builtins.str
+    """The source, UTF-8, at most 1 MiB, without null bytes."""
+    queueing: Global___CellQueueing.ValueType
+    """What happens when another cell runs."""
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """The cell's wall-clock limit; unset means none of its own. Maximum 24 h."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_value_pb2.NamedValue]:
+        """Values to bind in the namespace first."""
+
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        code: _builtins.str = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        queueing: Global___CellQueueing.ValueType = ...,
+        inputs: _abc.Iterable[_value_pb2.NamedValue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "code", b"code", "inputs", b"inputs", "queueing", b"queueing", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SubmitCell: _TypeAlias = SubmitCell  # noqa: Y015
+
+@_typing.final
+class InterruptCell(_message.Message):
+    """InterruptCell interrupts a cell: SIGINT, then SIGTERM, then SIGKILL of its processes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell; one that waits never runs, one that has ended is left alone."""
+    queue: _builtins.bool
+    """Also the cells that wait behind it: they end CANCELLED_BEFORE_START."""
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        queue: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InterruptCell: _TypeAlias = InterruptCell  # noqa: Y015
+
+@_typing.final
+class AttachInvocationResponse(_message.Message):
+    """AttachInvocationResponse is one message of an interactive box."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
+    CELL_ACCEPTED_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    DISPLAY_FIELD_NUMBER: _builtins.int
+    CELL_COMPLETED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """For what is durable (cell_accepted, display, cell_completed, ended): its place in the journal,
+    rising, with gaps; 0 for the others.
+    """
+    @_builtins.property
+    def attached(self) -> Global___BoxAttached:
+        """The stream is attached; comes first."""
+
+    @_builtins.property
+    def cell_accepted(self) -> Global___InvocationCellAccepted:
+        """A cell was accepted."""
+
+    @_builtins.property
+    def output(self) -> Global___CellOutput:
+        """A cell printed something."""
+
+    @_builtins.property
+    def display(self) -> _cell_pb2.Display:
+        """A cell showed something."""
+
+    @_builtins.property
+    def cell_completed(self) -> _cell_pb2.Cell:
+        """A cell has ended; all it had printed by then came before."""
+
+    @_builtins.property
+    def refused(self) -> Global___BoxRefusal:
+        """A request on this stream was refused; the stream goes on."""
+
+    @_builtins.property
+    def ended(self) -> _invocation_pb2.Invocation:
+        """The box has ended; the stream ends after this."""
+
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat:
+        """Nothing happened for a while; shows that the controller is alive."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        attached: Global___BoxAttached | None = ...,
+        cell_accepted: Global___InvocationCellAccepted | None = ...,
+        output: Global___CellOutput | None = ...,
+        display: _cell_pb2.Display | None = ...,
+        cell_completed: _cell_pb2.Cell | None = ...,
+        refused: Global___BoxRefusal | None = ...,
+        ended: _invocation_pb2.Invocation | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "display", b"display", "ended", b"ended", "heartbeat", b"heartbeat", "message", b"message", "output", b"output", "refused", b"refused"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "display", b"display", "ended", b"ended", "heartbeat", b"heartbeat", "message", b"message", "output", b"output", "refused", b"refused", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attached", "cell_accepted", "output", "display", "cell_completed", "refused", "ended", "heartbeat"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___AttachInvocationResponse: _TypeAlias = AttachInvocationResponse  # noqa: Y015
+
+@_typing.final
+class BoxAttached(_message.Message):
+    """BoxAttached shows the box as it stands."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOCATION_FIELD_NUMBER: _builtins.int
+    RUNNING_CELL_ID_FIELD_NUMBER: _builtins.int
+    WAITING_CELL_IDS_FIELD_NUMBER: _builtins.int
+    running_cell_id: _builtins.str
+    """The cell that runs; empty when none does."""
+    @_builtins.property
+    def invocation(self) -> _invocation_pb2.Invocation:
+        """The invocation."""
+
+    @_builtins.property
+    def waiting_cell_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The cells that wait, in their order."""
+
+    def __init__(
+        self,
+        *,
+        invocation: _invocation_pb2.Invocation | None = ...,
+        running_cell_id: _builtins.str = ...,
+        waiting_cell_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation", "running_cell_id", b"running_cell_id", "waiting_cell_ids", b"waiting_cell_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BoxAttached: _TypeAlias = BoxAttached  # noqa: Y015
+
+@_typing.final
+class CellOutput(_message.Message):
+    """CellOutput is what a cell printed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    STREAM_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell."""
+    stream: Global___OutputStream.ValueType
+    """Which stream."""
+    offset: _builtins.int
+    """Where the bytes begin in that cell's stream."""
+    data: _builtins.bytes
+    """The bytes, at most 256 KiB, exactly as the code wrote them."""
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        stream: Global___OutputStream.ValueType = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "data", b"data", "offset", b"offset", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CellOutput: _TypeAlias = CellOutput  # noqa: Y015
+
+@_typing.final
+class BoxRefusal(_message.Message):
+    """BoxRefusal says why a request was refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CELL_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    cell_id: _builtins.str
+    """The cell that it named."""
+    reason: _builtins.str
+    """The reason without prefix: CELL_BUSY, CELL_NOT_FOUND, FIELD_INVALID, QUOTA_EXCEEDED, ..."""
+    message: _builtins.str
+    """One sentence."""
+    def __init__(
+        self,
+        *,
+        cell_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "message", b"message", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BoxRefusal: _TypeAlias = BoxRefusal  # noqa: Y015
+
+@_typing.final
+class Heartbeat(_message.Message):
+    """Heartbeat shows that the other side is alive."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class WriteStdinRequest(_message.Message):
+    """WriteStdinRequest gives bytes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    invocation_id: _builtins.str
+    """The invocation's id."""
+    offset: _builtins.int
+    """Where they begin, counted over the invocation's whole standard input."""
+    data: _builtins.bytes
+    """The bytes, at most 1 MiB."""
+    close: _builtins.bool
+    """Whether nothing follows: then the code meets the end of the file."""
+    def __init__(
+        self,
+        *,
+        invocation_id: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        close: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "data", b"data", "invocation_id", b"invocation_id", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteStdinRequest: _TypeAlias = WriteStdinRequest  # noqa: Y015
+
+@_typing.final
+class WriteStdinResponse(_message.Message):
+    """WriteStdinResponse says how far standard input has come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Where the next bytes begin."""
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteStdinResponse: _TypeAlias = WriteStdinResponse  # noqa: Y015
+
+@_typing.final
+class ServeToolsRequest(_message.Message):
+    """ServeToolsRequest is one message of a client that serves tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___ToolServerStart:
+        """Comes first, once."""
+
+    @_builtins.property
+    def outcome(self) -> Global___ToolCallOutcome:
+        """The outcome of a call. It is kept by the client until it is acknowledged."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___ToolServerStart | None = ...,
+        outcome: Global___ToolCallOutcome | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "outcome", b"outcome", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "outcome", b"outcome", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["start", "outcome"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___ServeToolsRequest: _TypeAlias = ServeToolsRequest  # noqa: Y015
+
+@_typing.final
+class ToolServerStart(_message.Message):
+    """ToolServerStart says who serves."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_ID_FIELD_NUMBER: _builtins.int
+    server_id: _builtins.str
+    """The client's own unguessable id: 16 to 64 ASCII letters and digits. It is in the ids of its tools."""
+    def __init__(
+        self,
+        *,
+        server_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["server_id", b"server_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolServerStart: _TypeAlias = ToolServerStart  # noqa: Y015
+
+@_typing.final
+class ToolCallOutcome(_message.Message):
+    """ToolCallOutcome is how a tool call came out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    @_builtins.property
+    def value(self) -> _value_pb2.Value:
+        """The value, without tools."""
+
+    @_builtins.property
+    def failure(self) -> _ending_pb2.Failure:
+        """What the tool raised."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        value: _value_pb2.Value | None = ...,
+        failure: _ending_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "outcome", b"outcome", "value", b"value"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "failure", b"failure", "outcome", b"outcome", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["value", "failure"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___ToolCallOutcome: _TypeAlias = ToolCallOutcome  # noqa: Y015
+
+@_typing.final
+class ServeToolsResponse(_message.Message):
+    """ServeToolsResponse is one message to a client that serves tools."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___ToolServerStarted:
+        """The server is known; comes first."""
+
+    @_builtins.property
+    def call(self) -> Global___ToolCall:
+        """Run a tool; a call id that came before is the same call."""
+
+    @_builtins.property
+    def cancelled(self) -> Global___ToolCallCancelled:
+        """Nobody waits for this call any more."""
+
+    @_builtins.property
+    def acknowledged(self) -> Global___ToolCallAcknowledged:
+        """The outcome of a call is durable; the client may forget it."""
+
+    @_builtins.property
+    def heartbeat(self) -> Global___Heartbeat:
+        """Nothing happened for a while."""
+
+    def __init__(
+        self,
+        *,
+        started: Global___ToolServerStarted | None = ...,
+        call: Global___ToolCall | None = ...,
+        cancelled: Global___ToolCallCancelled | None = ...,
+        acknowledged: Global___ToolCallAcknowledged | None = ...,
+        heartbeat: Global___Heartbeat | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "call", b"call", "cancelled", b"cancelled", "heartbeat", b"heartbeat", "message", b"message", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "call", b"call", "cancelled", b"cancelled", "heartbeat", b"heartbeat", "message", b"message", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["started", "call", "cancelled", "acknowledged", "heartbeat"]  # noqa: Y015
+    _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
+
+Global___ServeToolsResponse: _TypeAlias = ServeToolsResponse  # noqa: Y015
+
+@_typing.final
+class ToolServerStarted(_message.Message):
+    """ToolServerStarted greets."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DISCONNECT_GRACE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def disconnect_grace(self) -> _duration_pb2.Duration:
+        """How long a server may be away before it has died."""
+
+    def __init__(
+        self,
+        *,
+        disconnect_grace: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disconnect_grace", b"disconnect_grace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolServerStarted: _TypeAlias = ToolServerStarted  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """ToolCall runs a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_ID_FIELD_NUMBER: _builtins.int
+    METHOD_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    tool_id: _builtins.str
+    """The tool's id."""
+    method: _builtins.str
+    """The method, where the tool is an object."""
+    invocation_id: _builtins.str
+    """The invocation that calls."""
+    @_builtins.property
+    def arguments(self) -> _value_pb2.Value:
+        """The arguments: the encoded form of `{"args": [...], "kwargs": {...}}`. They come from hostile
+        code.
+        """
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """How long the caller waits."""
+
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        tool_id: _builtins.str = ...,
+        method: _builtins.str = ...,
+        arguments: _value_pb2.Value | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        invocation_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "call_id", b"call_id", "invocation_id", b"invocation_id", "method", b"method", "timeout", b"timeout", "tool_id", b"tool_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class ToolCallCancelled(_message.Message):
+    """ToolCallCancelled names a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallCancelled: _TypeAlias = ToolCallCancelled  # noqa: Y015
+
+@_typing.final
+class ToolCallAcknowledged(_message.Message):
+    """ToolCallAcknowledged names a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call's id."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallAcknowledged: _TypeAlias = ToolCallAcknowledged  # noqa: Y015

@@ -70,6 +70,21 @@ class InvocationServiceStub:
                 request_serializer=hutch_dot_v1_dot_invocation__service__pb2.ReadOutputRequest.SerializeToString,
                 response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ReadOutputResponse.FromString,
                 _registered_method=True)
+        self.AttachInvocation = channel.stream_stream(
+                '/hutch.v1.InvocationService/AttachInvocation',
+                request_serializer=hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationRequest.SerializeToString,
+                response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationResponse.FromString,
+                _registered_method=True)
+        self.WriteStdin = channel.unary_unary(
+                '/hutch.v1.InvocationService/WriteStdin',
+                request_serializer=hutch_dot_v1_dot_invocation__service__pb2.WriteStdinRequest.SerializeToString,
+                response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.WriteStdinResponse.FromString,
+                _registered_method=True)
+        self.ServeTools = channel.stream_stream(
+                '/hutch.v1.InvocationService/ServeTools',
+                request_serializer=hutch_dot_v1_dot_invocation__service__pb2.ServeToolsRequest.SerializeToString,
+                response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ServeToolsResponse.FromString,
+                _registered_method=True)
         self.CancelInvocation = channel.unary_unary(
                 '/hutch.v1.InvocationService/CancelInvocation',
                 request_serializer=hutch_dot_v1_dot_invocation__service__pb2.CancelInvocationRequest.SerializeToString,
@@ -141,6 +156,36 @@ class InvocationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AttachInvocation(self, request_iterator, context):
+        """AttachInvocation feeds an interactive box: cells and interrupts up; what they print, show and come
+        to down. Called by clients; the first request is `attach`. Any number of streams may be attached
+        to one box; each is told of all cells. Cells are idempotent by their id, which the client chooses;
+        nothing is lost with a stream: a new one goes on after a sequence. Errors: INVOCATION_NOT_FOUND,
+        INVOCATION_ENDED, FIELD_INVALID, CONTROLLER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteStdin(self, request, context):
+        """WriteStdin gives bytes to the code's standard input, by offset; bytes given before are dropped.
+        Called by clients; answered once the host has room for them. Errors: INVOCATION_NOT_FOUND,
+        INVOCATION_ENDED, FIELD_INVALID, HOST_UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ServeTools(self, request_iterator, context):
+        """ServeTools answers calls of the client's tools. Called by clients; the first request is `start`.
+        Opening the same server again takes it over; calls without a result are sent again, and whoever
+        serves runs a call id once. A server that is away for longer than the session grace has died: the
+        callers get ToolOutcomeUnknown. Errors: FIELD_INVALID, CONTROLLER_DRAINING.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CancelInvocation(self, request, context):
         """CancelInvocation ends an invocation and all below it and answers when every sandbox of the
         subtree is proved gone. Called by clients. Idempotent: what has ended keeps its ending. Errors:
@@ -187,6 +232,21 @@ def add_InvocationServiceServicer_to_server(servicer, server):
                     servicer.ReadOutput,
                     request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ReadOutputRequest.FromString,
                     response_serializer=hutch_dot_v1_dot_invocation__service__pb2.ReadOutputResponse.SerializeToString,
+            ),
+            'AttachInvocation': grpc.stream_stream_rpc_method_handler(
+                    servicer.AttachInvocation,
+                    request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationRequest.FromString,
+                    response_serializer=hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationResponse.SerializeToString,
+            ),
+            'WriteStdin': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteStdin,
+                    request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.WriteStdinRequest.FromString,
+                    response_serializer=hutch_dot_v1_dot_invocation__service__pb2.WriteStdinResponse.SerializeToString,
+            ),
+            'ServeTools': grpc.stream_stream_rpc_method_handler(
+                    servicer.ServeTools,
+                    request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ServeToolsRequest.FromString,
+                    response_serializer=hutch_dot_v1_dot_invocation__service__pb2.ServeToolsResponse.SerializeToString,
             ),
             'CancelInvocation': grpc.unary_unary_rpc_method_handler(
                     servicer.CancelInvocation,
@@ -384,6 +444,87 @@ class InvocationService:
             '/hutch.v1.InvocationService/ReadOutput',
             hutch_dot_v1_dot_invocation__service__pb2.ReadOutputRequest.SerializeToString,
             hutch_dot_v1_dot_invocation__service__pb2.ReadOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AttachInvocation(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hutch.v1.InvocationService/AttachInvocation',
+            hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationRequest.SerializeToString,
+            hutch_dot_v1_dot_invocation__service__pb2.AttachInvocationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteStdin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hutch.v1.InvocationService/WriteStdin',
+            hutch_dot_v1_dot_invocation__service__pb2.WriteStdinRequest.SerializeToString,
+            hutch_dot_v1_dot_invocation__service__pb2.WriteStdinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ServeTools(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/hutch.v1.InvocationService/ServeTools',
+            hutch_dot_v1_dot_invocation__service__pb2.ServeToolsRequest.SerializeToString,
+            hutch_dot_v1_dot_invocation__service__pb2.ServeToolsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,24 @@ class InvocationServiceStub:
     """ReadOutput streams what an invocation printed, from any byte. Called by clients; no effect.
     Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
     """
+    AttachInvocation: _grpc.StreamStreamMultiCallable[_invocation_service_pb2.AttachInvocationRequest, _invocation_service_pb2.AttachInvocationResponse]
+    """AttachInvocation feeds an interactive box: cells and interrupts up; what they print, show and come
+    to down. Called by clients; the first request is `attach`. Any number of streams may be attached
+    to one box; each is told of all cells. Cells are idempotent by their id, which the client chooses;
+    nothing is lost with a stream: a new one goes on after a sequence. Errors: INVOCATION_NOT_FOUND,
+    INVOCATION_ENDED, FIELD_INVALID, CONTROLLER_DRAINING.
+    """
+    WriteStdin: _grpc.UnaryUnaryMultiCallable[_invocation_service_pb2.WriteStdinRequest, _invocation_service_pb2.WriteStdinResponse]
+    """WriteStdin gives bytes to the code's standard input, by offset; bytes given before are dropped.
+    Called by clients; answered once the host has room for them. Errors: INVOCATION_NOT_FOUND,
+    INVOCATION_ENDED, FIELD_INVALID, HOST_UNAVAILABLE.
+    """
+    ServeTools: _grpc.StreamStreamMultiCallable[_invocation_service_pb2.ServeToolsRequest, _invocation_service_pb2.ServeToolsResponse]
+    """ServeTools answers calls of the client's tools. Called by clients; the first request is `start`.
+    Opening the same server again takes it over; calls without a result are sent again, and whoever
+    serves runs a call id once. A server that is away for longer than the session grace has died: the
+    callers get ToolOutcomeUnknown. Errors: FIELD_INVALID, CONTROLLER_DRAINING.
+    """
     CancelInvocation: _grpc.UnaryUnaryMultiCallable[_invocation_service_pb2.CancelInvocationRequest, _invocation_service_pb2.CancelInvocationResponse]
     """CancelInvocation ends an invocation and all below it and answers when every sandbox of the
     subtree is proved gone. Called by clients. Idempotent: what has ended keeps its ending. Errors:
@@ -105,6 +123,24 @@ class InvocationServiceAsyncStub(InvocationServiceStub):
     ReadOutput: _aio.UnaryStreamMultiCallable[_invocation_service_pb2.ReadOutputRequest, _invocation_service_pb2.ReadOutputResponse]  # type: ignore[assignment]
     """ReadOutput streams what an invocation printed, from any byte. Called by clients; no effect.
     Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
+    """
+    AttachInvocation: _aio.StreamStreamMultiCallable[_invocation_service_pb2.AttachInvocationRequest, _invocation_service_pb2.AttachInvocationResponse]  # type: ignore[assignment]
+    """AttachInvocation feeds an interactive box: cells and interrupts up; what they print, show and come
+    to down. Called by clients; the first request is `attach`. Any number of streams may be attached
+    to one box; each is told of all cells. Cells are idempotent by their id, which the client chooses;
+    nothing is lost with a stream: a new one goes on after a sequence. Errors: INVOCATION_NOT_FOUND,
+    INVOCATION_ENDED, FIELD_INVALID, CONTROLLER_DRAINING.
+    """
+    WriteStdin: _aio.UnaryUnaryMultiCallable[_invocation_service_pb2.WriteStdinRequest, _invocation_service_pb2.WriteStdinResponse]  # type: ignore[assignment]
+    """WriteStdin gives bytes to the code's standard input, by offset; bytes given before are dropped.
+    Called by clients; answered once the host has room for them. Errors: INVOCATION_NOT_FOUND,
+    INVOCATION_ENDED, FIELD_INVALID, HOST_UNAVAILABLE.
+    """
+    ServeTools: _aio.StreamStreamMultiCallable[_invocation_service_pb2.ServeToolsRequest, _invocation_service_pb2.ServeToolsResponse]  # type: ignore[assignment]
+    """ServeTools answers calls of the client's tools. Called by clients; the first request is `start`.
+    Opening the same server again takes it over; calls without a result are sent again, and whoever
+    serves runs a call id once. A server that is away for longer than the session grace has died: the
+    callers get ToolOutcomeUnknown. Errors: FIELD_INVALID, CONTROLLER_DRAINING.
     """
     CancelInvocation: _aio.UnaryUnaryMultiCallable[_invocation_service_pb2.CancelInvocationRequest, _invocation_service_pb2.CancelInvocationResponse]  # type: ignore[assignment]
     """CancelInvocation ends an invocation and all below it and answers when every sandbox of the
@@ -186,6 +222,42 @@ class InvocationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_invocation_service_pb2.ReadOutputResponse], _abc.AsyncIterator[_invocation_service_pb2.ReadOutputResponse]]:
         """ReadOutput streams what an invocation printed, from any byte. Called by clients; no effect.
         Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
+        """
+
+    @_abc_1.abstractmethod
+    def AttachInvocation(
+        self,
+        request_iterator: _MaybeAsyncIterator[_invocation_service_pb2.AttachInvocationRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_invocation_service_pb2.AttachInvocationResponse], _abc.AsyncIterator[_invocation_service_pb2.AttachInvocationResponse]]:
+        """AttachInvocation feeds an interactive box: cells and interrupts up; what they print, show and come
+        to down. Called by clients; the first request is `attach`. Any number of streams may be attached
+        to one box; each is told of all cells. Cells are idempotent by their id, which the client chooses;
+        nothing is lost with a stream: a new one goes on after a sequence. Errors: INVOCATION_NOT_FOUND,
+        INVOCATION_ENDED, FIELD_INVALID, CONTROLLER_DRAINING.
+        """
+
+    @_abc_1.abstractmethod
+    def WriteStdin(
+        self,
+        request: _invocation_service_pb2.WriteStdinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_invocation_service_pb2.WriteStdinResponse, _abc.Awaitable[_invocation_service_pb2.WriteStdinResponse]]:
+        """WriteStdin gives bytes to the code's standard input, by offset; bytes given before are dropped.
+        Called by clients; answered once the host has room for them. Errors: INVOCATION_NOT_FOUND,
+        INVOCATION_ENDED, FIELD_INVALID, HOST_UNAVAILABLE.
+        """
+
+    @_abc_1.abstractmethod
+    def ServeTools(
+        self,
+        request_iterator: _MaybeAsyncIterator[_invocation_service_pb2.ServeToolsRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_invocation_service_pb2.ServeToolsResponse], _abc.AsyncIterator[_invocation_service_pb2.ServeToolsResponse]]:
+        """ServeTools answers calls of the client's tools. Called by clients; the first request is `start`.
+        Opening the same server again takes it over; calls without a result are sent again, and whoever
+        serves runs a call id once. A server that is away for longer than the session grace has died: the
+        callers get ToolOutcomeUnknown. Errors: FIELD_INVALID, CONTROLLER_DRAINING.
         """
 
     @_abc_1.abstractmethod

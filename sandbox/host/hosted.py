@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from hutch.v1 import ending_pb2, host_pb2
+from hutch.v1 import cell_pb2, ending_pb2, host_pb2
 from hutch.v1 import host_service_pb2 as pb
 from sandbox.drivers.driver import Container, Measurement, SandboxRequest, StartFailed
 from sandbox.host import calls, evidence, outbound
@@ -32,7 +32,7 @@ MAX_RETRY_SECONDS = 30.0
 DEFAULT_OUTPUT_LIMIT_BYTES = 1024 * 1024 * 1024
 _FULL = "full"
 _MEASURING = "measuring"
-_UNREMARKABLE = (pb.CELL_OUTCOME_COMPLETED, pb.CELL_OUTCOME_RETURNED)
+_UNREMARKABLE = (cell_pb2.CELL_OUTCOME_COMPLETED, cell_pb2.CELL_OUTCOME_RETURNED)
 _STREAM_NAMES: dict[int, str] = {value: name for name, value in calls.STREAMS.items()}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from hutch.v1 import cell_pb2
 from hutch.v1 import host_service_pb2 as pb
 from sandbox.host import calls, failures
 from sandbox.host.contents import PartReader, SandboxBlobs, pieces
@@ -22,21 +23,21 @@ _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_SIGNAL = 127
 _OUTCOMES = {
-    "completed": pb.CELL_OUTCOME_COMPLETED,
-    "returned": pb.CELL_OUTCOME_RETURNED,
-    "raised": pb.CELL_OUTCOME_RAISED,
-    "errored": pb.CELL_OUTCOME_ERRORED,
-    "interrupted": pb.CELL_OUTCOME_INTERRUPTED,
-    "timed_out": pb.CELL_OUTCOME_TIMED_OUT,
-    "repl_died": pb.CELL_OUTCOME_REPL_DIED,
+    "completed": cell_pb2.CELL_OUTCOME_COMPLETED,
+    "returned": cell_pb2.CELL_OUTCOME_RETURNED,
+    "raised": cell_pb2.CELL_OUTCOME_RAISED,
+    "errored": cell_pb2.CELL_OUTCOME_ERRORED,
+    "interrupted": cell_pb2.CELL_OUTCOME_INTERRUPTED,
+    "timed_out": cell_pb2.CELL_OUTCOME_TIMED_OUT,
+    "repl_died": cell_pb2.CELL_OUTCOME_REPL_DIED,
 }
 # Stopping a cell may take the REPL with it.
 _MAY_KILL_REPL = (
-    pb.CELL_OUTCOME_REPL_DIED,
-    pb.CELL_OUTCOME_INTERRUPTED,
-    pb.CELL_OUTCOME_TIMED_OUT,
+    cell_pb2.CELL_OUTCOME_REPL_DIED,
+    cell_pb2.CELL_OUTCOME_INTERRUPTED,
+    cell_pb2.CELL_OUTCOME_TIMED_OUT,
 )
-_FAILED = (pb.CELL_OUTCOME_RAISED, pb.CELL_OUTCOME_ERRORED)
+_FAILED = (cell_pb2.CELL_OUTCOME_RAISED, cell_pb2.CELL_OUTCOME_ERRORED)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -311,7 +312,7 @@ class Inbound:
 
 def _how_it_ended(fields: Fields, parts: PartReader, completed: pb.CellCompleted) -> None:
     value = fields.take("value")
-    if (value is not None) != (completed.outcome == pb.CELL_OUTCOME_RETURNED):
+    if (value is not None) != (completed.outcome == cell_pb2.CELL_OUTCOME_RETURNED):
         raise ProtocolBreach("done.value: does not go with the outcome")
     if value is not None:
         completed.value.CopyFrom(parts.content(value))

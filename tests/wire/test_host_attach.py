@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from hutch.v1 import ending_pb2, host_pb2, invocation_service_pb2
+from hutch.v1 import cell_pb2, ending_pb2, host_pb2, invocation_service_pb2
 from hutch.v1 import host_service_pb2 as pb
 from tests.support.host import (
     READY,
@@ -88,7 +88,7 @@ async def test_a_failed_cell_carries_what_the_host_measured() -> None:
         container.measure_gate.set()
         await talk.next("cell_started")
         completed = await talk.next("cell_completed")
-        assert completed.outcome == pb.CELL_OUTCOME_REPL_DIED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_REPL_DIED
         seen = completed.evidence
         assert (seen.signal, seen.oom_kill_count, seen.memory_peak_bytes) == (9, 2, 99)
         assert not seen.HasField("exit_code")

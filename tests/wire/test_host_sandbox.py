@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hutch.v1 import ending_pb2, invocation_service_pb2
+from hutch.v1 import cell_pb2, ending_pb2, invocation_service_pb2
 from hutch.v1 import host_service_pb2 as pb
 from sandbox import drivers
 from sandbox.drivers import procfs
@@ -97,18 +97,18 @@ async def test_a_program_prints_returns_raises_and_dies(name: str) -> None:
         talk = await ready(it, "print('hello', x)\nreturn x + 1", x=b"41")
         printed, completed = await rest(talk)
         assert printed == b"hello 41\n"
-        assert completed.outcome == pb.CELL_OUTCOME_RETURNED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_RETURNED
         assert json.loads(completed.value.data) == 42
         assert (completed.stdout_bytes, completed.stderr_bytes) == (9, 0)
         await talk.run("raise ValueError('no')", "cell_2")
         await talk.next("cell_started")
         _, completed = await rest(talk)
-        assert completed.outcome == pb.CELL_OUTCOME_RAISED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_RAISED
         assert completed.failure.type_name == "ValueError"
         await talk.run("import os; os._exit(3)", "cell_3")
         await talk.next("cell_started")
         _, completed = await rest(talk)
-        assert completed.outcome == pb.CELL_OUTCOME_REPL_DIED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_REPL_DIED
         assert completed.evidence.exit_code == 3
         assert completed.state_lost
 
@@ -140,7 +140,7 @@ async def test_a_spawn_and_its_large_reply_and_a_large_value_back(name: str) -> 
                 break
             assert event.blob.offset == len(received)
             received += event.blob.data
-        assert event.cell_completed.outcome == pb.CELL_OUTCOME_RETURNED, event
+        assert event.cell_completed.outcome == cell_pb2.CELL_OUTCOME_RETURNED, event
         assert event.cell_completed.value.size_bytes == len(received)
         assert json.loads(received) == [700_000, "y" * 600_000]
 
@@ -220,11 +220,11 @@ async def test_an_interrupt_ends_an_endless_loop_and_the_sandbox_lives(name: str
         talk = await ready(it, "while True: pass")
         await talk.send(interrupt=pb.CellInterrupt(cell_id="cell_1"))
         _, completed = await rest(talk)
-        assert completed.outcome == pb.CELL_OUTCOME_INTERRUPTED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_INTERRUPTED
         await talk.run("return 1", "cell_2")
         await talk.next("cell_started")
         _, completed = await rest(talk)
-        assert completed.outcome == pb.CELL_OUTCOME_RETURNED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_RETURNED
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -339,7 +339,7 @@ async def test_case_43_memory_death_is_named_by_the_kernels_counter() -> None:
         await talk.next("ready")
         await talk.next("cell_started")
         _, completed = await rest(talk)
-        assert completed.outcome == pb.CELL_OUTCOME_REPL_DIED
+        assert completed.outcome == cell_pb2.CELL_OUTCOME_REPL_DIED
         assert completed.evidence.signal == signal.SIGKILL
         assert completed.evidence.oom_kill_count >= 1
         assert (completed.evidence.limit, completed.evidence.limit_value) == ("memory", 192 << 20)
