@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from controller.contract_worker import values
 from controller.contracts import ContractChecker, ContractInvalid, Outcome, Verdict
 from controller.core.errors import Reason, Refused
 from controller.core.ids import ArtifactId, InvocationId, TenantId, is_id
-from controller.core.model import Mismatch, NamedValue, Value
+from controller.core.model import Mismatch, NamedValue, ToolGrant, Value
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.store.ports import ArtifactStore
@@ -51,44 +51,54 @@ class Checker:
             self._schemas.popitem(last=False)
 
     async def check_inputs(
-        self, tenant_id: TenantId, inputs: Iterable[NamedValue]
+        self,
+        tenant_id: TenantId,
+        inputs: Iterable[NamedValue],
+        tools: Iterable[ToolGrant] = (),
     ) -> tuple[ArtifactId, ...]:
         """Checks a client's inputs as values; the artifacts that they name.
 
         Raises:
-            Refused: FIELD_INVALID, ARTIFACT_NOT_FOUND, NOT_BUILT for a tool.
+            Refused: FIELD_INVALID, also for a tool that is not among `tools`; ARTIFACT_NOT_FOUND.
         """
         found: dict[ArtifactId, None] = {}
+        known = {item.tool_id for item in tools}
         for item in inputs:
             if item.value.artifact is not None:
                 await self._exists(tenant_id, item.value.artifact.artifact_id)
-            for artifact_id in await self._names(tenant_id, item):
+            for artifact_id in await self._names(tenant_id, item, known):
                 await self._exists(tenant_id, artifact_id)
                 found[artifact_id] = None
         return tuple(found)
 
     async def artifacts_named(
-        self, tenant_id: TenantId, inputs: Iterable[NamedValue]
+        self,
+        tenant_id: TenantId,
+        inputs: Iterable[NamedValue],
+        tools: Iterable[ToolGrant] = (),
     ) -> tuple[ArtifactId, ...]:
         """The artifacts that a spawn's inputs name. Inputs that can name none are not parsed: what
         is no value fails in the child that decodes it, and costs its parent only.
 
         Raises:
-            Refused: FIELD_INVALID, NOT_BUILT for a tool.
+            Refused: FIELD_INVALID, also for a tool that is not among `tools`.
         """
         found: dict[ArtifactId, None] = {}
+        known = {item.tool_id for item in tools}
         for item in inputs:
             if item.value.json is None or _may_name(item.value.json):
-                found.update(dict.fromkeys(await self._names(tenant_id, item)))
+                found.update(dict.fromkeys(await self._names(tenant_id, item, known)))
         return tuple(found)
 
-    async def _names(self, tenant_id: TenantId, item: NamedValue) -> tuple[ArtifactId, ...]:
+    async def _names(
+        self, tenant_id: TenantId, item: NamedValue, tools: Collection[str]
+    ) -> tuple[ArtifactId, ...]:
         source = await self._source(tenant_id, item.value)
         verdict = await self._contracts.check_value(source, owner=tenant_id)
-        if verdict.has_tool:
+        if any(tool_id not in tools for tool_id in verdict.tool_ids):
             raise Refused(
-                Reason.NOT_BUILT,
-                f"inputs: {item.name!r} holds a tool, and tools are not built yet",
+                Reason.FIELD_INVALID,
+                f"inputs: {item.name!r} holds a tool that is not among those named beside it",
                 field="inputs",
             )
         if not verdict.accepted:
@@ -125,8 +135,8 @@ class Checker:
             )
         return ev.ContractChecked(
             invocation_id=invocation_id,
-            accepted=not decoded.has_tool,
-            problem="a tool cannot be returned" if decoded.has_tool else "",
+            accepted=not decoded.tool_ids,
+            problem="a tool cannot be returned" if decoded.tool_ids else "",
             artifact_ids=tuple(decoded.artifact_ids),
         )
 
@@ -157,8 +167,8 @@ def _event(command: cmd.CheckContract, verdict: Verdict) -> ev.ContractChecked:
         problem = f"check_timed_out: {problem}"
     return ev.ContractChecked(
         invocation_id=command.invocation_id,
-        accepted=verdict.accepted and not verdict.has_tool,
+        accepted=verdict.accepted and not verdict.tool_ids,
         mismatch=mismatch,
-        problem="a tool cannot be returned" if verdict.has_tool else problem,
+        problem="a tool cannot be returned" if verdict.tool_ids else problem,
         artifact_ids=verdict.artifact_ids,
     )

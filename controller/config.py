@@ -34,6 +34,8 @@ class Limits(_Frozen):
     tmpfs_limit_bytes: Limit = Limit(default=128 * MIB, maximum=4 * GIB)
     open_files_limit: Limit = Limit(default=1024, maximum=65_536)
     timeout_seconds: Limit = Limit(default=600, maximum=86_400)
+    idle_timeout_seconds: Limit = Limit(default=1800, maximum=86_400)
+    tool_timeout_seconds: Limit = Limit(default=300, maximum=3600)
     max_depth: Limit = Limit(default=4, maximum=16)
     max_children: Limit = Limit(default=1000, maximum=10_000)
     max_concurrent: Limit = Limit(default=8, maximum=10_000)
@@ -58,6 +60,12 @@ class ControllerConfig(_Frozen):
     calls: int = Field(
         default=50_000, ge=1, description="Calls about children that one invocation may make."
     )
+    waiting_cells: int = Field(
+        default=100, ge=1, description="Cells that may wait in one interactive box."
+    )
+    cells: int = Field(
+        default=100_000, ge=1, description="Cells that one interactive box may be given."
+    )
     session_grace_seconds: float = Field(
         default=5.0, ge=0, description="How long a client may be gone before it counts as gone."
     )
@@ -66,6 +74,15 @@ class ControllerConfig(_Frozen):
     )
     host_grace_seconds: float = Field(
         default=60.0, ge=0, description="How long a host may be away before its capacity is lost."
+    )
+    tenant_weights: dict[str, float] = Field(
+        default={}, description="Shares of the capacity by tenant id; 1 for one that is not named."
+    )
+    borrowed_share: float = Field(
+        default=0.75,
+        gt=0,
+        le=1,
+        description="The part of all slots that one tenant may hold beyond its trees' own.",
     )
     attempts: int = Field(default=2, ge=1, description="Attempts of an invocation that may retry.")
     message_limit_bytes: int = Field(

@@ -74,7 +74,7 @@ class Verdict:
     problem: str = ""  # one sentence, for VALUE_INVALID, TIMED_OUT and EXHAUSTED
     limit: str = ""  # the limit that a VALUE_INVALID value is over, empty if it is malformed
     artifact_ids: tuple[str, ...] = ()  # the artifacts that the value names, to be resolved
-    has_tool: bool = False  # whether the value holds a tool handle
+    tool_ids: tuple[str, ...] = ()  # the tools that the value names, to be resolved
 
     @property
     def accepted(self) -> bool:
@@ -418,5 +418,5 @@ def _verdict(answer: dict[str, Any]) -> Verdict:
         problem=answer.get("problem", ""),
         limit=answer.get("limit", ""),
         artifact_ids=tuple(answer.get("artifact_ids", ())),
-        has_tool=answer.get("has_tool", False),
+        tool_ids=tuple(answer.get("tool_ids", ())),
     )

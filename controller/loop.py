@@ -22,12 +22,12 @@ import structlog
 
 from controller.config import ControllerConfig
 from controller.core.errors import Reason, Refused
-from controller.core.ids import InvocationId
+from controller.core.ids import CellId, InvocationId
 from controller.engine import commands as cmd
 from controller.engine import records as rec
 from controller.engine.apply import apply
 from controller.engine.decide import decide
-from controller.engine.events import CellEnded, Event, SandboxStarted
+from controller.engine.events import CellEnded, CellSubmitted, Event, SandboxStarted
 from controller.engine.implied import commands, recovery
 from controller.engine.state import EngineState, Node
 from controller.nursery import Nursery
@@ -45,6 +45,7 @@ log = structlog.get_logger(__name__)
 
 HOLD_SECONDS = 0.01  # the longest that records for which nobody waits are held for company
 RECENT_VALUE_BYTES = 64 * 1024
+FEED_FACTS = 2000
 RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
 
 
@@ -71,17 +72,20 @@ class _Pending:
     trees: tuple[InvocationId, ...] = ()
     rows: tuple[InvocationRow, ...] = ()  # of invocations that have ended
     ended: tuple[Node, ...] = ()
+    facts: tuple[tuple[InvocationId, int, rec.Record], ...] = ()  # of trees that are followed
 
 
 def _may_wait(event: Event, pending: _Pending) -> bool:
     """Whether nobody waits for these records: what a sandbox tells on its way is most often
     followed at once by more, and one commit then serves both."""
-    return (
-        pending.batch is not None
-        and isinstance(event, (SandboxStarted, CellEnded))
-        and all(
+    if pending.batch is None:
+        return False
+    if isinstance(event, CellEnded):  # of a program: its capture is under way
+        return any(isinstance(item, cmd.CaptureArtifacts) for item in pending.commands) and all(
             isinstance(item, (cmd.CaptureArtifacts, cmd.DropDeadline)) for item in pending.commands
         )
+    return isinstance(event, (SandboxStarted, CellSubmitted)) and all(
+        isinstance(item, cmd.SetIdleTimer) for item in pending.commands
     )
 
 
@@ -96,11 +100,67 @@ def _merged(batches: list[Batch]) -> Batch:
     )
 
 
+@dataclass(slots=True, eq=False)
+class Feed:
+    """What becomes durable in one tree, in order, for one reader; and which cells print.
+
+    Attributes:
+        changed: set whenever there is something new.
+        facts: sequences and records.
+        missed: whether some were dropped because the reader was slow: the journal has them.
+        printed: the cells that have printed since the reader last looked.
+    """
+
+    changed: asyncio.Event
+    facts: deque[tuple[int, rec.Record]] = field(default_factory=deque)
+    missed: bool = False
+    printed: set[CellId] = field(default_factory=set)
+
+    def add(self, sequence: int, record: rec.Record) -> None:
+        """Takes a durable fact."""
+        self.facts.append((sequence, record))
+        if len(self.facts) > FEED_FACTS:
+            self.facts.clear()
+            self.missed = True
+        self.changed.set()
+
+
 class Watchers:
     """Tells whoever waits that something durable happened in a tree."""
 
     def __init__(self) -> None:
         self._waits: dict[InvocationId, set[asyncio.Event]] = {}
+        self._feeds: dict[InvocationId, set[Feed]] = {}
+
+    def follow(self, tree_id: InvocationId) -> Feed:
+        """A feed of all that becomes durable in the tree from now on; give it back afterwards. What
+        was decided before and is not durable yet may be missing: see `Loop.settled`."""
+        feed = Feed(asyncio.Event())
+        self._feeds.setdefault(tree_id, set()).add(feed)
+        return feed
+
+    def unfollow(self, tree_id: InvocationId, feed: Feed) -> None:
+        """Ends a feed."""
+        feeds = self._feeds.get(tree_id, set())
+        feeds.discard(feed)
+        if not feeds:
+            self._feeds.pop(tree_id, None)
+
+    def followed(self, tree_id: InvocationId) -> bool:
+        """Whether somebody follows the tree."""
+        return tree_id in self._feeds
+
+    def tell(self, facts: Iterable[tuple[InvocationId, int, rec.Record]]) -> None:
+        """Hands durable facts to the feeds of their trees."""
+        for tree_id, sequence, record in facts:
+            for feed in self._feeds.get(tree_id, ()):
+                feed.add(sequence, record)
+
+    def printed(self, tree_id: InvocationId, cell_id: CellId) -> None:
+        """Says that a cell has printed."""
+        for feed in self._feeds.get(tree_id, ()):
+            feed.printed.add(cell_id)
+            feed.changed.set()
 
     def subscribe(self, tree_id: InvocationId) -> asyncio.Event:
         """An event that is set at every durable change of the tree; give it back afterwards."""
@@ -125,6 +185,9 @@ class Watchers:
     def notify_all(self) -> None:
         """Sets every event, because the controller ends."""
         self.notify(list(self._waits))
+        for feeds in self._feeds.values():
+            for feed in feeds:
+                feed.changed.set()
 
 
 class Loop:
@@ -197,6 +260,11 @@ class Loop:
         if records:
             batch, trees = self._batch(records)
             pending.trees = trees
+            pending.facts = tuple(
+                (InvocationId(stored.tree_id), stored.sequence, record)
+                for stored, record in zip(batch.records, records, strict=True)
+                if self.watchers.followed(InvocationId(stored.tree_id))
+            )
             pending.rows = tuple(row for row in batch.rows if row.end_time_us)
             pending.ended = tuple(
                 self.state.nodes[record.invocation_id]
@@ -204,7 +272,11 @@ class Loop:
                 if isinstance(record, rec.Ended)
             )
             for record in records:
-                pending.commands.extend(commands(self.state, record))
+                for command in commands(self.state, record):
+                    if isinstance(command, cmd.RunCell) and self._executor is not None:
+                        self._executor.issue(command)
+                    else:
+                        pending.commands.append(command)
             pending.batch = batch
             if any(isinstance(record, rec.TreeEnded) for record in records):
                 self.state.forget_ended()
@@ -254,6 +326,7 @@ class Loop:
                 for command in pending.commands:
                     self._executor.issue(command)
                 self._remember(pending.rows)
+                self.watchers.tell(pending.facts)
                 self.watchers.notify(pending.trees)
                 for node in pending.ended:
                     self._ended(node)

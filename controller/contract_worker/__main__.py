@@ -66,7 +66,7 @@ def _serve(
     # The time for reading depends on the size, that for the check does not: a new clock begins.
     _send({"outcome": "decoded"})
     answer = _check(compiled, decoded) if compiled is not None else {"outcome": "accepted"}
-    return answer | {"artifact_ids": decoded.artifact_ids, "has_tool": decoded.has_tool}
+    return answer | {"artifact_ids": decoded.artifact_ids, "tool_ids": decoded.tool_ids}
 
 
 def _check(compiled: _Compiled, decoded: Decoded) -> dict[str, Any]:

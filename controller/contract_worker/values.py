@@ -19,7 +19,7 @@ BYTES_MAX = 64 * 1024 * 1024
 DEPTH_MAX = 100  # containers inside one another, in the encoded JSON
 ELEMENTS_MAX = 2_000_000  # values in the encoded JSON, containers included
 DIGITS_MAX = 4300
-ARTIFACTS_MAX = 1000
+NAMED_MAX = 1000
 
 _SHORT_TEXT = 1024
 _LARGE = 4 * 1024 * 1024
@@ -27,6 +27,7 @@ _LARGE = 4 * 1024 * 1024
 _SEPARATORS_PER_ELEMENT = 2
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"')
 _ARTIFACT_ID = re.compile(r"art_[0-9a-z]{1,120}")
+_TOOL_ID = re.compile(r"tool_[0-9A-Za-z_]{1,100}")
 _FLOATS = frozenset({"nan", "inf", "-inf"})
 
 
@@ -45,7 +46,7 @@ class Decoded:
     encoded: Any
     instance: Any = None
     artifact_ids: list[str] = field(default_factory=list)
-    has_tool: bool = False
+    tool_ids: list[str] = field(default_factory=list)
 
 
 def decode(data: bytes) -> Decoded:
@@ -191,11 +192,12 @@ class _Walk:
                 seen = self._dataframe(body, depth)
             case "$artifact":
                 _demand(isinstance(body, str) and bool(_ARTIFACT_ID.fullmatch(body)), key)
-                self._note_artifact(body)
+                _note(self._decoded.artifact_ids, body, "artifacts")
                 return node
             case "$tool":
-                self._decoded.has_tool = True
-                return {key: self.value(body, depth)}
+                _demand(isinstance(body, str) and bool(_TOOL_ID.fullmatch(body)), key)
+                _note(self._decoded.tool_ids, body, "tools")
+                return node
             case _:
                 _demand(key in _PLAIN and _PLAIN[key](body), key)
                 self._texts_of(body)
@@ -245,12 +247,12 @@ class _Walk:
             _demand(isinstance(column[1], list), "$dataframe")
         return self._members(body, depth)
 
-    def _note_artifact(self, artifact_id: str) -> None:
-        known = self._decoded.artifact_ids
-        if artifact_id not in known:
-            if len(known) >= ARTIFACTS_MAX:
-                raise ValueInvalid("it names too many artifacts", "1,000 artifacts")
-            known.append(artifact_id)
+
+def _note(known: list[str], name: str, kind: str) -> None:
+    if name not in known:
+        if len(known) >= NAMED_MAX:
+            raise ValueInvalid(f"it names too many {kind}", f"1,000 {kind}")
+        known.append(name)
 
 
 def _demand(fits: bool, key: str) -> None:

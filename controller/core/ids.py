@@ -18,10 +18,14 @@ CallId = NewType("CallId", str)
 ArtifactId = NewType("ArtifactId", str)
 HostId = NewType("HostId", str)
 SessionId = NewType("SessionId", str)
+ToolId = NewType("ToolId", str)
+ToolCallId = NewType("ToolCallId", str)
+ToolServerId = NewType("ToolServerId", str)
 
 LOCAL_TENANT = TenantId("local")
 
 _ID = re.compile(r"[a-z]{2,8}_[0-9a-z]{1,64}")
+_TOOL = re.compile(r"tool_(inv_[0-9a-z]{1,64}|[0-9A-Za-z]{16,64})_[1-9][0-9]{0,9}")
 
 
 def is_id(text: str, prefix: str) -> bool:
@@ -32,6 +36,11 @@ def is_id(text: str, prefix: str) -> bool:
 def new_invocation_id() -> InvocationId:
     """A fresh id with 128 random bits."""
     return InvocationId(f"inv_{secrets.token_hex(16)}")
+
+
+def new_tool_call_id() -> ToolCallId:
+    """A fresh id with 128 random bits."""
+    return ToolCallId(f"tc_{secrets.token_hex(16)}")
 
 
 def new_artifact_id() -> ArtifactId:
@@ -47,3 +56,10 @@ def sandbox_id_of(invocation_id: InvocationId, attempt: int) -> SandboxId:
 def cell_id_of(invocation_id: InvocationId, attempt: int, index: int = 1) -> CellId:
     """The cell of one attempt; the same cell never runs twice because its id is the same."""
     return CellId(f"cell_{invocation_id.partition('_')[2]}a{attempt}c{index}")
+
+
+def tool_owner(tool_id: str) -> str:
+    """Who owns a tool: an invocation's id, or the id of a client's tool server; empty when the text
+    is no tool's id."""
+    found = _TOOL.fullmatch(tool_id)
+    return found[1] if found else ""

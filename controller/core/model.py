@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from controller.core.ids import ArtifactId, InvocationId
+from controller.core.ids import ArtifactId, InvocationId, ToolId
 
 
 class Mode(enum.StrEnum):
@@ -78,6 +78,8 @@ class CellOutcome(enum.StrEnum):
     INTERRUPTED = "interrupted"
     TIMED_OUT = "timed_out"
     REPL_DIED = "repl_died"
+    RETURN_REFUSED = "return_refused"
+    CANCELLED_BEFORE_START = "cancelled_before_start"
 
 
 class GoneCause(enum.StrEnum):
@@ -118,6 +120,37 @@ class NamedValue:
     name: str
     value: Value
     description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownData:
+    """One media type of what a cell showed: small bytes, or the artifact that holds them."""
+
+    media_type: str
+    data: bytes | None = None
+    artifact: ArtifactReference | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolMethod:
+    """One method of an object that is a tool."""
+
+    name: str
+    signature: str = ""
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolGrant:
+    """A tool that an invocation may call."""
+
+    tool_id: ToolId
+    name: str = ""
+    description: str = ""
+    signature: str = ""
+    methods: tuple[ToolMethod, ...] = ()
+    delegable: bool = False
+    timeout_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +222,9 @@ class InvocationSpec:
     label: str = ""
     retry_on_loss: bool = False
     readable_artifacts: tuple[ArtifactId, ...] = ()  # those that the inputs name
+    idle_timeout_seconds: float | None = None
+    attach_stdin: bool = False
+    tools: tuple[ToolGrant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +240,8 @@ class Granted:
     artifact_patterns: tuple[str, ...]
     output_view_bytes: int
     output_limit_bytes: int
+    idle_timeout_us: int = 0
+    tools: tuple[ToolGrant, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.errors import invariant
-from controller.core.ids import InvocationId
-from controller.core.model import State
+from controller.core.ids import InvocationId, tool_owner
+from controller.core.model import CellOutcome, State
 from controller.engine import records as rec
-from controller.engine.state import KNOWN_REQUESTS, Call, EngineState, Node, Slot, Tree
+from controller.engine.state import (
+    KNOWN_REQUESTS,
+    Call,
+    EngineState,
+    Node,
+    OpenCell,
+    Slot,
+    ToolUse,
+    Tree,
+)
 
 
 def apply(state: EngineState, record: rec.Record) -> EngineState:
@@ -39,6 +48,28 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.start_time_us = node.start_time_us or record.time_us
             node.enforcement = record.enforcement
             node.driver = record.driver
+            node.idle_since_us = record.time_us
+        case rec.CellAccepted():
+            node.readable.update(dict.fromkeys(record.readable_artifacts))
+            node.open_cells[record.cell_id] = OpenCell(
+                cell_id=record.cell_id,
+                code=record.code,
+                inputs=record.inputs,
+                timeout_seconds=record.timeout_seconds,
+            )
+        case rec.CellInterrupted():
+            cell = node.open_cells[record.cell_id]
+            node.open_cells[record.cell_id] = replace(cell, interrupted=True)
+        case rec.CellDisplayed():
+            for item in record.data:
+                if item.artifact is not None:
+                    node.readable[item.artifact.artifact_id] = None
+        case rec.CellRecorded() if node.interactive:
+            _box_cell_ended(node, record)
+        case rec.ToolCalled():
+            _tool_called(state, node, record)
+        case rec.ToolAnswered():
+            _tool_answered(state, node, record)
         case rec.CellRecorded():
             node.cell_outcome = record.outcome
             node.cell_evidence = record.evidence
@@ -48,19 +79,26 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.capturing = record.capture
         case rec.ValueChecked():
             node.checking = None
+            if node.returned_cell is not None:
+                node.ended_cells.add(node.returned_cell)
+                node.returned_cell = None
+                node.return_refusals += not record.accepted
         case rec.EndingDecided():
             node.ending = record.ending
             node.value = record.value
             node.checking = None
             node.capturing = node.capturing or record.capture
             node.state = State.ENDING
-            state.queue.pop(node.invocation_id, None)
+            node.open_cells.clear()
+            _close_tool_calls(state, node)
+            state.ledger.unqueue(node)
         case rec.CaptureEnded():
             node.capturing = False
             node.captured = True
         case rec.Ended():
             _ended(state, node, record)
         case rec.SandboxRemoved():
+            state.ledger.free(node, state.parent_of(node))
             node.slot = None
             node.capturing = False
             if node.ending is not None and node.ending.evidence is None:
@@ -95,7 +133,11 @@ def _admitted(state: EngineState, record: rec.Admitted) -> None:
     )
     state.next_ordinal += 1
     state.nodes[node.invocation_id] = node
-    state.queue[node.invocation_id] = None
+    if record.request_id:
+        key = (record.tenant_id, record.request_id)
+        state.requests[key] = (record.content_digest, record.invocation_id)
+        while len(state.requests) > KNOWN_REQUESTS:
+            state.requests.popitem(last=False)
     if record.parent_id is None:
         state.trees[node.tree_id] = Tree(
             tenant_id=node.tenant_id,
@@ -104,18 +146,18 @@ def _admitted(state: EngineState, record: rec.Admitted) -> None:
             depth=record.granted.spawn.max_depth,
             nodes=[node.invocation_id],
         )
-        key = (record.tenant_id, record.request_id)
-        state.requests[key] = (record.content_digest, record.invocation_id)
-        while len(state.requests) > KNOWN_REQUESTS:
-            state.requests.popitem(last=False)
+        state.ledger.queue(node, state.trees[node.tree_id])
         return
-    state.trees[node.tree_id].nodes.append(node.invocation_id)
+    tree = state.trees[node.tree_id]
+    tree.nodes.append(node.invocation_id)
+    state.ledger.queue(node, tree)
     parent = state.nodes[record.parent_id]
     parent.children[node.invocation_id] = None
     parent.child_count += 1
-    parent.calls[record.call_id] = Call(child_id=node.invocation_id, wants_id=record.detached)
-    if not record.detached:
-        _waits(parent, node)
+    if record.call_id:
+        parent.calls[record.call_id] = Call(child_id=node.invocation_id, wants_id=record.detached)
+        if not record.detached:
+            _waits(parent, node)
     for ancestor_id in record.lineage:
         state.nodes[ancestor_id].descendant_count += 1
 
@@ -135,8 +177,9 @@ def _slot_granted(state: EngineState, node: Node, record: rec.SlotGranted) -> No
     )
     node.attempt = record.attempt
     node.state = State.STARTING
-    state.trees[node.tree_id].reserved = True
-    state.queue.pop(node.invocation_id, None)
+    tree = state.trees[node.tree_id]
+    state.ledger.take(node, tree, state.parent_of(node))
+    tree.reserved = True
 
 
 def _artifact_published(node: Node, record: rec.ArtifactPublished) -> None:
@@ -144,7 +187,7 @@ def _artifact_published(node: Node, record: rec.ArtifactPublished) -> None:
     node.artifact_bytes += record.artifact.size_bytes
     node.readable[record.artifact.artifact_id] = None
     if record.call_id:
-        node.calls[record.call_id] = Call(artifact_id=record.artifact.artifact_id)
+        node.calls[record.call_id] = Call(artifact=record.artifact)
 
 
 def _ended(state: EngineState, node: Node, record: rec.Ended) -> None:
@@ -152,29 +195,92 @@ def _ended(state: EngineState, node: Node, record: rec.Ended) -> None:
     node.state = State.ENDED
     node.end_time_us = record.time_us
     parent = state.parent_of(node)
+    state.ledger.ended(node, parent)
     if parent is not None:
         parent.readable.update(node.readable)
         parent.waiting_calls -= node.waited
+        parent.idle_since_us = record.time_us
         node.waited = 0
 
 
 def _abandoned(state: EngineState, node: Node) -> None:
+    state.ledger.free(node, state.parent_of(node))
     node.slot = None
     node.state = State.QUEUED
     node.cell_outcome = None
     node.cell_evidence = None
     node.checking = None
     node.capturing = node.captured = False
+    _close_tool_calls(state, node)
     node.calls.clear()
     node.waiting_calls = 0
     for child in state.children_of(node):
         child.waited = 0
-    state.queue[node.invocation_id] = None
+    state.ledger.queue(node, state.trees[node.tree_id])
 
 
 def _tree_ended(state: EngineState, tree_id: InvocationId) -> None:
     tree = state.trees[tree_id]
     for invocation_id in tree.nodes:
         invariant(state.nodes[invocation_id].gone, f"{invocation_id} outlives its tree")
+    state.ledger.release(tree)
     tree.over = True
     tree.reserved = False
+
+
+def _box_cell_ended(node: Node, record: rec.CellRecorded) -> None:
+    node.open_cells.pop(record.cell_id, None)
+    node.cell_evidence = record.evidence
+    node.stdout_bytes += record.stdout_bytes
+    node.stderr_bytes += record.stderr_bytes
+    node.idle_since_us = record.time_us
+    if record.outcome is not CellOutcome.CANCELLED_BEFORE_START:
+        node.bound = not record.state_lost
+    if record.check:
+        node.returned_cell = record.cell_id
+        node.checking = record.value
+    else:
+        node.ended_cells.add(record.cell_id)
+
+
+def _tool_called(state: EngineState, node: Node, record: rec.ToolCalled) -> None:
+    node.calls[record.call_id] = Call(
+        tool=ToolUse(
+            tool_call_id=record.tool_call_id,
+            tool_id=record.tool_id,
+            method=record.method,
+            arguments=record.arguments,
+            deadline_us=record.deadline_us,
+        )
+    )
+    node.waiting_calls += 1
+    state.tool_calls[record.tool_call_id] = (node.invocation_id, record.call_id)
+    owner = state.nodes.get(InvocationId(tool_owner(record.tool_id)))
+    if owner is not None:
+        owner.serving[record.tool_call_id] = node.invocation_id
+        owner.readable.update(dict.fromkeys(record.artifact_ids))
+
+
+def _tool_answered(state: EngineState, node: Node, record: rec.ToolAnswered) -> None:
+    use = node.calls[record.call_id].tool
+    invariant(use is not None and use.open, f"{record.tool_call_id} is answered twice")
+    assert use is not None
+    use.value, use.failure, use.arguments = record.value, record.failure, None
+    node.readable.update(dict.fromkeys(record.artifact_ids))
+    _close_tool_call(state, node, use)
+
+
+def _close_tool_calls(state: EngineState, node: Node) -> None:
+    """Nobody waits any more for what its code asked of tools."""
+    for call in node.calls.values():
+        if call.tool is not None and call.tool.open:
+            _close_tool_call(state, node, call.tool)
+
+
+def _close_tool_call(state: EngineState, node: Node, use: ToolUse) -> None:
+    if state.tool_calls.pop(use.tool_call_id, None) is None:
+        return
+    node.waiting_calls -= 1
+    owner = state.nodes.get(InvocationId(tool_owner(use.tool_id)))
+    if owner is not None:
+        owner.serving.pop(use.tool_call_id, None)

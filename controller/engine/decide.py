@@ -22,32 +22,36 @@ from controller.core.model import (
     Mode,
     State,
 )
+from controller.engine import boxes, spawning, tools
 from controller.engine import events as ev
 from controller.engine import records as rec
-from controller.engine import spawning
 from controller.engine.draft import Draft
 from controller.engine.endings import of_cell, of_gone, of_mismatch
-from controller.engine.scheduler import over_capacity, schedule
+from controller.engine.scheduler import RULES, Rules, next_grant, over_capacity
 from controller.engine.settle import decide_ending, settle
 from controller.engine.state import EngineState, HostState, Node
 
 
 def decide(
-    state: EngineState, event: ev.Event, now_us: int, config: ControllerConfig
+    state: EngineState,
+    event: ev.Event,
+    now_us: int,
+    config: ControllerConfig,
+    rules: Rules = RULES,
 ) -> list[rec.Record]:
     """The records that follow from an event, already folded into the state.
 
     Raises:
         Refused: the request cannot be granted; nothing has changed.
     """
-    draft = Draft(state=state, now_us=now_us, config=config)
+    draft = Draft(state=state, now_us=now_us, config=config, rules=rules)
     try:
         _dispatch(draft, event)
     except Refused:
         invariant(not draft.records, "a refusal came after a record")
         raise
     settle(draft)
-    for grant in schedule(state):
+    while (grant := next_grant(state, config, rules)) is not None:
         node = state.nodes[grant.invocation_id]
         draft.add(
             rec.SlotGranted(
@@ -78,6 +82,23 @@ def _dispatch(draft: Draft, event: ev.Event) -> None:
             _sandbox_started(draft, event)
         case ev.CellEnded():
             _cell_ended(draft, event)
+        case ev.CellSubmitted():
+            boxes.submitted(draft, event)
+        case ev.InterruptRequested():
+            boxes.interrupt(draft, event)
+        case ev.CellShown():
+            if (node := _current(draft, event.invocation_id, event.sandbox_id)) is not None:
+                boxes.shown(draft, node, event)
+        case ev.IdlePassed():
+            boxes.idle_passed(draft, event)
+        case ev.ToolRequested():
+            _tool_requested(draft, event)
+        case ev.ToolReturned():
+            tools.returned(draft, event)
+        case ev.ToolServerLost():
+            tools.server_lost(draft, event)
+        case ev.ToolTimeout():
+            tools.timed_out(draft, event)
         case ev.ContractChecked():
             _contract_checked(draft, event)
         case ev.FilesCaptured():
@@ -142,6 +163,16 @@ def _artifact_saved(draft: Draft, event: ev.ArtifactSaved) -> None:
     )
 
 
+def _tool_requested(draft: Draft, event: ev.ToolRequested) -> None:
+    node = _current(draft, event.invocation_id, event.sandbox_id)
+    if node is None or event.call_id in node.calls:
+        return
+    try:
+        tools.requested(draft, node, event)
+    except Refused as refused:
+        spawning.refuse(draft, node, event.call_id, refused)
+
+
 def _sandbox_started(draft: Draft, event: ev.SandboxStarted) -> None:
     node = _current(draft, event.invocation_id, event.sandbox_id)
     if node is None or node.state is not State.STARTING:
@@ -159,7 +190,16 @@ def _sandbox_started(draft: Draft, event: ev.SandboxStarted) -> None:
 
 def _cell_ended(draft: Draft, event: ev.CellEnded) -> None:
     node = _current(draft, event.invocation_id, event.sandbox_id)
-    if node is None or node.cell_id != event.cell_id or node.cell_outcome is not None:
+    if node is None:
+        return
+    if event.state_lost or event.outcome is CellOutcome.REPL_DIED:
+        tools.repl_lost(draft, node)
+    if node.interactive:
+        boxes.cell_ended(draft, node, event)
+        if node.checking is not None and event.checked is not None:
+            _contract_checked(draft, event.checked)
+        return
+    if node.cell_id != event.cell_id or node.cell_outcome is not None:
         return
     check = (
         node.ending is None
@@ -206,7 +246,10 @@ def _contract_checked(draft: Draft, event: ev.ContractChecked) -> None:
         decide_ending(draft, node, returned, value=value)
     else:
         missed = replace(of_mismatch(event, foreign), evidence=node.cell_evidence)
-        decide_ending(draft, node, missed)
+        if node.interactive:
+            boxes.refused_return(draft, node, missed)
+        else:
+            decide_ending(draft, node, missed)
 
 
 def _files_captured(draft: Draft, event: ev.FilesCaptured) -> None:
@@ -332,7 +375,8 @@ def _lost_with_host(draft: Draft, node: Node, message: str) -> None:
 
 
 def _drop_excess(draft: Draft) -> None:
-    for tree_id in over_capacity(draft.state):
+    draft.state.ledger.stir()
+    for tree_id in over_capacity(draft.state, draft.rules):
         node = draft.state.nodes[tree_id]
         message = "capacity fell below what the live trees had been promised"
         decide_ending(draft, node, Ending(kind=EndingKind.CAPACITY_LOST, message=message))

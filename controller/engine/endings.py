@@ -6,6 +6,8 @@ code's own failure.
 
 from __future__ import annotations
 
+import errno
+
 from controller.core.model import (
     CellOutcome,
     Ending,
@@ -40,12 +42,30 @@ def of_cell(event: ev.CellEnded, granted: Granted) -> Ending:
             return _of_death(event)
         case _:
             failure = event.failure or Failure(type_name="Exception")
+            if (used_up := _used_up(event)) is not None:
+                kind, what = used_up
+                return Ending(
+                    kind=kind,
+                    message=f"{what}: {failure.type_name}: {failure.message}"[:2000],
+                    failure=failure,
+                    evidence=evidence,
+                )
             return Ending(
                 kind=EndingKind.RAISED,
                 message=f"{failure.type_name}: {failure.message}"[:2000],
                 failure=failure,
                 evidence=evidence,
             )
+
+
+def _used_up(event: ev.CellEnded) -> tuple[EndingKind, str] | None:
+    """The limit that an uncaught error means, where the host's own counter says so too."""
+    evidence = event.evidence
+    if event.failure_errno == errno.EAGAIN and evidence.pids_limit_hits:
+        return EndingKind.PIDS_EXCEEDED, "the sandbox reached its limit of processes"
+    if event.failure_errno in (errno.ENOSPC, errno.EDQUOT) and evidence.disk_full_hits:
+        return EndingKind.DISK_EXCEEDED, "the sandbox filled its disk"
+    return None
 
 
 def _of_death(event: ev.CellEnded) -> Ending:

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controller.core.ids import CallId, CellId, HostId, InvocationId, SandboxId, SessionId, TenantId
+from controller.core.ids import (
+    ArtifactId,
+    CallId,
+    CellId,
+    HostId,
+    InvocationId,
+    SandboxId,
+    SessionId,
+    TenantId,
+    ToolCallId,
+    ToolId,
+    ToolServerId,
+)
 from controller.core.model import (
     Artifact,
     Cause,
@@ -18,6 +30,8 @@ from controller.core.model import (
     GoneCause,
     InvocationSpec,
     Mismatch,
+    NamedValue,
+    ShownData,
     Statement,
     Value,
 )
@@ -34,6 +48,7 @@ class InvocationRequested:
     content_digest: str
     session_id: SessionId
     cancel_on_disconnect: bool
+    tool_call_id: ToolCallId | None = None  # a client's tool asks: a child of who called it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +131,92 @@ class CellEnded:
     output_cut: bool
     failure_errno: int | None = None
     checked: ContractChecked | None = None  # the verdict, where it cost nothing
+    text: str = ""
+    killed_processes: int = 0
+    background_processes: int = 0
+    state_lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSubmitted:
+    """A client gives a cell to its box. The same id again changes nothing."""
+
+    invocation_id: InvocationId
+    cell_id: CellId
+    code: str
+    inputs: tuple[NamedValue, ...]
+    readable_artifacts: tuple[ArtifactId, ...]
+    timeout_seconds: float | None
+    refuse_busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InterruptRequested:
+    """A client interrupts a cell, and with `queue` those that wait behind it."""
+
+    invocation_id: InvocationId
+    cell_id: CellId
+    queue: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellShown:
+    """A cell showed something; large bytes of it are stored."""
+
+    invocation_id: InvocationId
+    sandbox_id: SandboxId
+    cell_id: CellId
+    index: int
+    is_result: bool
+    data: tuple[ShownData, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolRequested:
+    """Code calls a tool. `tool_call_id` is fresh."""
+
+    invocation_id: InvocationId
+    sandbox_id: SandboxId
+    call_id: CallId
+    tool_call_id: ToolCallId
+    tool_id: ToolId
+    method: str
+    arguments: Value
+    artifact_ids: tuple[ArtifactId, ...] = ()  # those that the arguments name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolReturned:
+    """The owner of a tool says how a call came out: an invocation's code, or a client's server."""
+
+    owner: InvocationId | ToolServerId
+    tool_call_id: ToolCallId
+    value: Value | None
+    failure: Failure | None
+    artifact_ids: tuple[ArtifactId, ...] = ()  # those that the value names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolServerLost:
+    """A client's tool server has been away for longer than its grace. `unsent` were never given to
+    it."""
+
+    server_id: ToolServerId
+    unsent: frozenset[ToolCallId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolTimeout:
+    """A tool call's time is over."""
+
+    tool_call_id: ToolCallId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdlePassed:
+    """An interactive box's idle time is over."""
+
+    invocation_id: InvocationId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +301,14 @@ Event = (
     | ArtifactSaved
     | SandboxStarted
     | CellEnded
+    | CellSubmitted
+    | InterruptRequested
+    | CellShown
+    | ToolRequested
+    | ToolReturned
+    | ToolServerLost
+    | ToolTimeout
+    | IdlePassed
     | ContractChecked
     | FilesCaptured
     | SandboxGone

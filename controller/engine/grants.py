@@ -7,19 +7,22 @@ for more is refused with every excess named, and nothing is started.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from controller.config import Limit, Limits
 from controller.core.errors import Reason, Refused
 from controller.core.model import (
     Granted,
     InvocationSpec,
+    Mode,
     ResourceRequest,
     Resources,
     SpawnGrant,
     SpawnRequest,
     Statement,
 )
+from controller.engine.state import Node
+from controller.engine.tools import granted_tools
 
 DEFAULT_PATTERNS = ("artifacts/**",)
 DEFAULT_TEMPLATE = "default"
@@ -72,6 +75,10 @@ def for_root(
         }
     )
     timeout = spec.timeout_seconds
+    idle = spec.idle_timeout_seconds
+    if idle is not None and not 0 < idle <= limits.idle_timeout_seconds.maximum:
+        most = limits.idle_timeout_seconds.maximum
+        over.append(f"idle_timeout must be over 0 s and at most {most} s")
     if timeout is not None and not 0 < timeout <= limits.timeout_seconds.maximum:
         over.append(f"timeout must be over 0 s and at most {limits.timeout_seconds.maximum} s")
     view = pick("output_view_bytes", spec.output_view_bytes, limits.output_view_bytes)
@@ -82,7 +89,13 @@ def for_root(
     statement = _statement_for(spec, tuple(statements))
     demanded = _demanded(spec.resources)
     _check_enforceable(demanded, statement)
-    seconds = limits.timeout_seconds.default if timeout is None else timeout
+    interactive = spec.mode is Mode.INTERACTIVE
+    if interactive and spec.spawn.max_depth is None:
+        spawn = replace(spawn, max_depth=1)
+    longest = limits.timeout_seconds
+    usual = longest.maximum if interactive else longest.default
+    seconds = usual if timeout is None else timeout
+    idle_seconds = limits.idle_timeout_seconds.default if idle is None else idle
     return Granted(
         spawn=spawn,
         resources=_fit_tmpfs(resources, spec.resources),
@@ -93,15 +106,19 @@ def for_root(
         artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
         output_view_bytes=view,
         output_limit_bytes=output,
+        idle_timeout_us=int(idle_seconds * MICROSECONDS) if interactive else 0,
+        tools=granted_tools(spec.tools, None, limits.tool_timeout_seconds.maximum),
     )
 
 
 def for_child(
     spec: InvocationSpec,
-    parent: Granted,
+    node: Node,
     limits: Limits,
     statements: Iterable[Statement],
     now_us: int,
+    *,
+    client: bool = False,
 ) -> Granted:
     """What a child gets, never more than its parent has.
 
@@ -109,6 +126,7 @@ def for_child(
         Refused: GRANT_DENIED with every excess named; FIELD_INVALID for too small a value;
             NOT_ENFORCEABLE as for a root.
     """
+    parent = node.granted
     excess: list[str] = []
 
     def within(name: str, asked: int | None, bound: int, default: int) -> int:
@@ -134,6 +152,7 @@ def for_child(
     if excess:
         message = "more than the parent has: " + ", ".join(excess)
         raise Refused(Reason.GRANT_DENIED, message, excess=", ".join(excess))
+    tools = granted_tools(spec.tools, None if client else node, limits.tool_timeout_seconds.maximum)
     named = _demanded(spec.resources)
     _check_enforceable(named, _statement_for(spec, tuple(statements), parent.driver))
     deadline = parent.deadline_us
@@ -150,6 +169,7 @@ def for_child(
         artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
         output_view_bytes=view,
         output_limit_bytes=output,
+        tools=tools,
     )
 
 

@@ -8,11 +8,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from controller.core.ids import CallId
-from controller.core.model import NONE_VALUE, Artifact, Ending, EndingKind, Failure, State, Value
+from controller.core.errors import Reason
+from controller.core.ids import CallId, InvocationId, SandboxId, ToolServerId, tool_owner
+from controller.core.model import (
+    NONE_VALUE,
+    Artifact,
+    CellOutcome,
+    Ending,
+    EndingKind,
+    Failure,
+    State,
+    Value,
+)
 from controller.engine import commands as cmd
 from controller.engine import records as rec
-from controller.engine.state import Call, EngineState, Node
+from controller.engine.state import Call, EngineState, Node, ToolUse
 
 
 def commands(state: EngineState, record: rec.Record) -> list[cmd.Command]:
@@ -33,17 +43,41 @@ def commands(state: EngineState, record: rec.Record) -> list[cmd.Command]:
         case rec.ArtifactPublished() if record.call_id:
             value = _artifact_value(record.artifact)
             return [_reply(node, record.call_id, value=value)]
+        case rec.CodeStarted() if node.interactive:
+            return [*_run_next(node), *_idle_timer(state, node)]
+        case rec.CellAccepted():
+            runs = next(iter(node.open_cells)) == record.cell_id
+            return [*(_run_next(node) if runs else ()), *_idle_timer(state, node)]
+        case rec.CellInterrupted():
+            return [cmd.InterruptCell(sandbox_id=node.sandbox_id, cell_id=record.cell_id)]
+        case rec.CellRecorded() if node.interactive:
+            if node.checking is not None:
+                return [_check(node, node.checking)]
+            never_ran = record.outcome is CellOutcome.CANCELLED_BEFORE_START
+            return [*(() if never_ran else _run_next(node)), *_idle_timer(state, node)]
+        case rec.ValueChecked() if node.interactive:
+            return [*_run_next(node), *_idle_timer(state, node)]
+        case rec.ToolCalled():
+            use = node.calls[record.call_id].tool
+            return [_call_tool(state, node, use)] if use is not None and use.open else []
+        case rec.ToolAnswered():
+            return [*answer(state, node, record.call_id), _end_tool_call(state, record)]
         case rec.CellRecorded() if record.value is not None:
             captures = [_capture(node)] if record.capture else []
             checks = [_check(node, record.value)] if node.checking is not None else []
             return [*checks, *captures]
         case rec.EndingDecided():
             found: list[cmd.Command] = [cmd.DropDeadline(invocation_id=node.invocation_id)]
+            if node.interactive:
+                found.append(cmd.SetIdleTimer(invocation_id=node.invocation_id, at_us=0))
+            found.extend(_cancel_tool_calls(state, node))
             if record.capture:
                 found.append(_capture(node))
             return found
         case rec.Ended():
-            return [*_tell_parent(state, node), *_destroy(node)]
+            parent = state.parent_of(node)
+            timer = _idle_timer(state, parent) if parent is not None else ()
+            return [*_tell_parent(state, node), *timer, *_destroy(node)]
         case _:
             return []
 
@@ -65,6 +99,16 @@ def recovery(state: EngineState) -> list[cmd.Command]:
             found.append(_start(node))
         if node.capturing:
             found.append(_capture(node))
+        if node.interactive and node.ending is None:
+            found.extend([*_run_next(node), *_idle_timer(state, node)])
+            if node.next_cell is not None and node.next_cell.interrupted:
+                cell_id = node.next_cell.cell_id
+                found.append(cmd.InterruptCell(sandbox_id=node.sandbox_id, cell_id=cell_id))
+    for invocation_id, call_id in state.tool_calls.values():
+        node = state.nodes[invocation_id]
+        use = node.calls[call_id].tool
+        assert use is not None
+        found.append(_call_tool(state, node, use))
     return found
 
 
@@ -76,6 +120,11 @@ def answer(state: EngineState, node: Node, call_id: CallId) -> Iterator[cmd.Repl
     if call.refusal is not None:
         reason, message = call.refusal
         yield _reply(node, call_id, failure=Failure(message=message, reason=reason))
+    elif call.tool is not None:
+        if not call.tool.open:
+            yield _reply(node, call_id, value=call.tool.value, failure=call.tool.failure)
+    elif call.artifact is not None:
+        yield _reply(node, call_id, value=_artifact_value(call.artifact))
     elif call.child_id is not None:
         yield from _child_answer(node, call_id, call, state.nodes[call.child_id])
 
@@ -142,8 +191,87 @@ def _start(node: Node) -> cmd.StartSandbox:
         granted=node.granted,
         depth=node.depth,
         has_contract=node.spec.contract is not None,
-        run=node.cell_outcome is None and node.ending is None,
+        run=node.cell_outcome is None and node.ending is None and not node.interactive,
+        mode=node.spec.mode,
+        attach_stdin=node.spec.attach_stdin,
     )
+
+
+def _run_next(node: Node) -> Iterator[cmd.RunCell]:
+    cell = node.next_cell
+    if cell is None or node.ending is not None:
+        return
+    yield cmd.RunCell(
+        invocation_id=node.invocation_id,
+        sandbox_id=node.sandbox_id,
+        cell_id=cell.cell_id,
+        code=cell.code,
+        inputs=cell.inputs if node.bound else (*node.spec.inputs, *cell.inputs),
+        timeout_seconds=cell.timeout_seconds,
+    )
+
+
+def _idle_timer(state: EngineState, node: Node) -> Iterator[cmd.SetIdleTimer]:
+    """The timer of a box as it stands: it runs while nothing of the box does."""
+    if not node.interactive or node.ending is not None or node.state is not State.RUNNING:
+        return
+    busy = bool(node.open_cells) or node.returned_cell is not None
+    busy = busy or not all(child.ended for child in state.children_of(node))
+    at_us = 0 if busy else node.idle_since_us + node.granted.idle_timeout_us
+    yield cmd.SetIdleTimer(invocation_id=node.invocation_id, at_us=at_us)
+
+
+def _owner_of(state: EngineState, tool_id: str) -> tuple[InvocationId | ToolServerId, SandboxId]:
+    """Who owns a tool, with the sandbox where its code runs; none for a client's tool server."""
+    owner = tool_owner(tool_id)
+    node = state.nodes.get(InvocationId(owner))
+    return ToolServerId(owner), node.sandbox_id if node is not None else SandboxId("")
+
+
+def _call_tool(state: EngineState, node: Node, use: ToolUse) -> cmd.CallTool:
+    owner, sandbox_id = _owner_of(state, use.tool_id)
+    return cmd.CallTool(
+        tenant_id=node.tenant_id,
+        owner=owner,
+        sandbox_id=sandbox_id,
+        tool_call_id=use.tool_call_id,
+        tool_id=use.tool_id,
+        method=use.method,
+        arguments=use.arguments or NONE_VALUE,
+        invocation_id=node.invocation_id,
+        deadline_us=use.deadline_us,
+    )
+
+
+def _end_tool_call(state: EngineState, record: rec.ToolAnswered) -> cmd.EndToolCall:
+    use = state.nodes[record.invocation_id].calls[record.call_id].tool
+    assert use is not None
+    owner, sandbox_id = _owner_of(state, use.tool_id)
+    reason = record.failure.reason if record.failure is not None else ""
+    return cmd.EndToolCall(
+        owner=owner,
+        sandbox_id=sandbox_id,
+        tool_call_id=record.tool_call_id,
+        cancel=reason == Reason.TOOL_TIMED_OUT,
+    )
+
+
+def _cancel_tool_calls(state: EngineState, node: Node) -> list[cmd.Command]:
+    """Tells the owners of its open tool calls that nobody waits any more."""
+    found: list[cmd.Command] = []
+    for call in node.calls.values():
+        if call.tool is None or not call.tool.open:
+            continue
+        owner, sandbox_id = _owner_of(state, call.tool.tool_id)
+        found.append(
+            cmd.EndToolCall(
+                owner=owner,
+                sandbox_id=sandbox_id,
+                tool_call_id=call.tool.tool_call_id,
+                cancel=True,
+            )
+        )
+    return found
 
 
 def _destroy(node: Node) -> Iterator[cmd.Command]:

@@ -11,7 +11,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter
 
-from controller.core.ids import CallId, CellId, HostId, InvocationId, SandboxId, SessionId, TenantId
+from controller.core.ids import (
+    ArtifactId,
+    CallId,
+    CellId,
+    HostId,
+    InvocationId,
+    SandboxId,
+    SessionId,
+    TenantId,
+    ToolCallId,
+    ToolId,
+)
 from controller.core.model import (
     Artifact,
     CellOutcome,
@@ -22,6 +33,8 @@ from controller.core.model import (
     Granted,
     InvocationSpec,
     Mismatch,
+    NamedValue,
+    ShownData,
     Value,
 )
 
@@ -124,6 +137,74 @@ class CellRecorded:
     evidence: Evidence
     check: bool
     capture: bool = False  # the cell was the last one, whatever the check says
+    text: str = ""
+    killed_processes: int = 0
+    background_processes: int = 0
+    state_lost: bool = False
+    output_cut: bool = False
+    time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellAccepted:
+    """A client gave a cell to its box; the first that has not ended runs."""
+
+    kind: Literal["cell_accepted"] = "cell_accepted"
+    invocation_id: InvocationId
+    cell_id: CellId
+    code: str
+    inputs: tuple[NamedValue, ...] = ()
+    readable_artifacts: tuple[ArtifactId, ...] = ()
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellInterrupted:
+    """A client interrupts the cell that runs."""
+
+    kind: Literal["cell_interrupted"] = "cell_interrupted"
+    invocation_id: InvocationId
+    cell_id: CellId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellDisplayed:
+    """A cell showed something."""
+
+    kind: Literal["cell_displayed"] = "cell_displayed"
+    invocation_id: InvocationId
+    cell_id: CellId
+    index: int
+    is_result: bool
+    data: tuple[ShownData, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalled:
+    """Code calls a tool that it was granted; it waits for the owner's answer."""
+
+    kind: Literal["tool_called"] = "tool_called"
+    invocation_id: InvocationId
+    call_id: CallId
+    tool_call_id: ToolCallId
+    tool_id: ToolId
+    method: str
+    arguments: Value
+    deadline_us: int
+    artifact_ids: tuple[ArtifactId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswered:
+    """A tool call has its outcome, for good."""
+
+    kind: Literal["tool_answered"] = "tool_answered"
+    invocation_id: InvocationId
+    call_id: CallId
+    tool_call_id: ToolCallId
+    value: Value | None = None
+    failure: Failure | None = None
+    artifact_ids: tuple[ArtifactId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +283,12 @@ Record = (
     | CallOpened
     | ArtifactPublished
     | CodeStarted
+    | CellAccepted
+    | CellInterrupted
+    | CellDisplayed
     | CellRecorded
+    | ToolCalled
+    | ToolAnswered
     | ValueChecked
     | EndingDecided
     | CaptureEnded

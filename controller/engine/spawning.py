@@ -5,13 +5,17 @@ Called by `engine.decide`. Depth and lineage come from the parent's node, never 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core.errors import Reason, Refused
 from controller.core.ids import CallId, InvocationId
+from controller.core.model import InvocationSpec
 from controller.engine import events as ev
 from controller.engine import grants
 from controller.engine import records as rec
 from controller.engine.draft import Draft
 from controller.engine.state import Node
+from controller.engine.tools import level_below
 
 JOURNALLED_REFUSALS = 20
 
@@ -28,6 +32,9 @@ def root(draft: Draft, event: ev.InvocationRequested) -> None:
         if known[0] != event.content_digest:
             raise Refused(Reason.REQUEST_ID_REUSED, "the request id was used with other content")
         return
+    if event.tool_call_id:
+        draft.add(_for_tool(draft, event))
+        return
     if not state.hosts:
         raise Refused(Reason.HOST_UNAVAILABLE, "no sandbox host is connected")
     statements = [item for host in state.hosts.values() for item in host.statements]
@@ -40,7 +47,7 @@ def root(draft: Draft, event: ev.InvocationRequested) -> None:
         )
     if len(state.nodes) >= draft.config.live_invocations:
         raise Refused(Reason.QUOTA_EXCEEDED, "too many invocations are live")
-    waiting = sum(1 for item in state.queue if state.nodes[item].parent_id is None)
+    waiting = sum(len(share.roots) for share in state.ledger.shares.values())
     if waiting >= draft.config.queued_roots:
         raise Refused(Reason.QUOTA_EXCEEDED, "too many invocations wait for capacity")
     draft.add(
@@ -73,7 +80,12 @@ def child(draft: Draft, event: ev.SpawnRequested) -> None:
     if parent is None or parent.sandbox_id != event.sandbox_id or event.call_id in parent.calls:
         return
     try:
-        record = _admit(draft, parent, event)
+        record = replace(
+            _admit(draft, parent, event.invocation_id, event.spec),
+            cell_id=event.cell_id,
+            call_id=event.call_id,
+            detached=event.detached,
+        )
     except Refused as refused:
         refuse(draft, parent, event.call_id, refused)
         return
@@ -111,7 +123,30 @@ def refuse(draft: Draft, node: Node, call_id: CallId, refused: Refused) -> None:
     )
 
 
-def _admit(draft: Draft, parent: Node, event: ev.SpawnRequested) -> rec.Admitted:
+def _for_tool(draft: Draft, event: ev.InvocationRequested) -> rec.Admitted:
+    """What a client's tool asks for while it serves a call: a child of whoever called it."""
+    found = draft.state.tool_calls.get(event.tool_call_id)
+    if found is None or draft.state.nodes[found[0]].tenant_id != event.tenant_id:
+        message = "tool_call_id: no such open tool call"
+        raise Refused(Reason.FIELD_INVALID, message, field="tool_call_id")
+    caller = draft.state.nodes[found[0]]
+    return replace(
+        _admit(draft, caller, event.invocation_id, event.spec, client=True),
+        request_id=event.request_id,
+        content_digest=event.content_digest,
+        session_id=event.session_id,
+        cancel_on_disconnect=event.cancel_on_disconnect,
+    )
+
+
+def _admit(
+    draft: Draft,
+    parent: Node,
+    invocation_id: InvocationId,
+    spec: InvocationSpec,
+    *,
+    client: bool = False,
+) -> rec.Admitted:
     state = draft.state
     if parent.ending is not None:
         raise Refused(Reason.INVOCATION_ENDED, "the parent has ended")
@@ -121,9 +156,17 @@ def _admit(draft: Draft, parent: Node, event: ev.SpawnRequested) -> rec.Admitted
             Reason.DEPTH_LIMIT_REACHED,
             f"a child would be at depth {depth}, the limit is {parent.granted.spawn.max_depth}",
         )
+    level = level_below(state, parent)
+    tree = state.trees[parent.tree_id]
+    if level > tree.depth:
+        raise Refused(
+            Reason.DEPTH_LIMIT_REACHED,
+            f"a child made while tools of deeper invocations are served would be at level {level},"
+            f" and the tree has {tree.depth}",
+        )
     statements = [item for host in state.hosts.values() for item in host.statements]
     granted = grants.for_child(
-        event.spec, parent.granted, draft.config.limits, statements, draft.now_us
+        spec, parent, draft.config.limits, statements, draft.now_us, client=client
     )
     if parent.child_count >= parent.granted.spawn.max_children:
         raise Refused(
@@ -135,8 +178,8 @@ def _admit(draft: Draft, parent: Node, event: ev.SpawnRequested) -> rec.Admitted
         _check_descendants(state.nodes[ancestor_id], ancestor_id)
     if len(state.nodes) >= draft.config.live_invocations:
         raise Refused(Reason.QUOTA_EXCEEDED, "too many invocations are live")
-    foreign = [item for item in event.spec.readable_artifacts if item not in parent.readable]
-    if foreign:
+    foreign = [item for item in spec.readable_artifacts if item not in parent.readable]
+    if foreign and not client:
         raise Refused(
             Reason.GRANT_DENIED,
             f"the parent may not read the artifacts {', '.join(foreign)[:500]}",
@@ -145,18 +188,15 @@ def _admit(draft: Draft, parent: Node, event: ev.SpawnRequested) -> rec.Admitted
     return rec.Admitted(
         tenant_id=parent.tenant_id,
         tree_id=parent.tree_id,
-        invocation_id=event.invocation_id,
+        invocation_id=invocation_id,
         parent_id=parent.invocation_id,
         lineage=lineage,
         depth=depth,
-        level=parent.level + 1,
-        spec=event.spec,
+        level=level,
+        spec=spec,
         granted=granted,
         time_us=draft.now_us,
-        cell_id=event.cell_id,
-        call_id=event.call_id,
         parent_attempt=parent.attempt,
-        detached=event.detached,
     )
 
 

@@ -18,20 +18,27 @@ from controller.core.ids import (
     SandboxId,
     SessionId,
     TenantId,
+    ToolCallId,
+    ToolId,
     cell_id_of,
     sandbox_id_of,
 )
 from controller.core.model import (
+    Artifact,
     CellOutcome,
     Ending,
     Enforcement,
     Evidence,
+    Failure,
     Granted,
     InvocationSpec,
+    Mode,
+    NamedValue,
     State,
     Statement,
     Value,
 )
+from controller.engine.ledger import Ledger
 
 KNOWN_REQUESTS = 10_000
 
@@ -53,8 +60,38 @@ class Call:
     child_id: InvocationId | None = None
     cancel: bool = False
     refusal: tuple[str, str] | None = None  # reason, message
-    artifact_id: str = ""
+    artifact: Artifact | None = None
     wants_id: bool = False  # a detached spawn: answered by the child's id
+    tool: ToolUse | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolUse:
+    """One call of a tool, until the caller has ended."""
+
+    tool_call_id: ToolCallId
+    tool_id: ToolId
+    method: str
+    arguments: Value | None  # until it is answered
+    deadline_us: int
+    value: Value | None = None
+    failure: Failure | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the owner has not answered."""
+        return self.value is None and self.failure is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCell:
+    """A cell of a box that has not ended."""
+
+    cell_id: CellId
+    code: str
+    inputs: tuple[NamedValue, ...]
+    timeout_seconds: float | None
+    interrupted: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,6 +139,15 @@ class Node:
     call_refusals: int = 0
     waiting_calls: int = 0  # calls of its code that wait for a child
     waited: int = 0  # calls of its parent that wait for it
+    # Of an interactive box:
+    open_cells: dict[CellId, OpenCell] = field(default_factory=dict)  # the first one runs
+    ended_cells: set[CellId] = field(default_factory=set)
+    returned_cell: CellId | None = None  # its value is being checked
+    bound: bool = False  # its inputs are in the namespace
+    return_refusals: int = 0
+    idle_since_us: int = 0
+    # Tool calls that its code or client has yet to answer, with who called.
+    serving: dict[ToolCallId, InvocationId] = field(default_factory=dict)
 
     @property
     def sandbox_id(self) -> SandboxId:
@@ -112,6 +158,18 @@ class Node:
     def cell_id(self) -> CellId:
         """The cell of the current attempt."""
         return cell_id_of(self.invocation_id, self.attempt) if self.attempt else CellId("")
+
+    @property
+    def interactive(self) -> bool:
+        """Whether a client gives it its cells."""
+        return self.spec.mode is Mode.INTERACTIVE
+
+    @property
+    def next_cell(self) -> OpenCell | None:
+        """The cell of a box that runs, or is to run now."""
+        if self.state is not State.RUNNING or self.returned_cell is not None:
+            return None
+        return next(iter(self.open_cells.values()), None)
 
     @property
     def waits(self) -> bool:
@@ -160,7 +218,8 @@ class EngineState:
     nodes: dict[InvocationId, Node] = field(default_factory=dict)
     trees: dict[InvocationId, Tree] = field(default_factory=dict)
     hosts: dict[HostId, HostState] = field(default_factory=dict)
-    queue: dict[InvocationId, None] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+    tool_calls: dict[ToolCallId, tuple[InvocationId, CallId]] = field(default_factory=dict)  # open
     requests: OrderedDict[tuple[TenantId, str], tuple[str, InvocationId]] = field(
         default_factory=OrderedDict
     )

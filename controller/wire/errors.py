@@ -56,6 +56,12 @@ _CODES = {
     Reason.NOT_ENFORCEABLE: code_pb2.FAILED_PRECONDITION,
     Reason.INTERNAL: code_pb2.INTERNAL,
     Reason.NOT_BUILT: code_pb2.UNIMPLEMENTED,
+    Reason.CELL_BUSY: code_pb2.FAILED_PRECONDITION,
+    Reason.CELL_NOT_FOUND: code_pb2.NOT_FOUND,
+    Reason.TOOL_UNREACHABLE: code_pb2.UNAVAILABLE,
+    Reason.TOOL_OUTCOME_UNKNOWN: code_pb2.UNAVAILABLE,
+    Reason.TOOL_TIMED_OUT: code_pb2.DEADLINE_EXCEEDED,
+    Reason.FILE_NOT_FOUND: code_pb2.NOT_FOUND,
 }
 _RETRY = frozenset(
     {

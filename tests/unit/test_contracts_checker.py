@@ -65,7 +65,7 @@ def workers() -> list[int]:
 async def test_a_value_that_fits_is_accepted(checker: ContractChecker) -> None:
     verdict = await checker.check(dump({"type": "integer"}), b"3")
     assert verdict.accepted
-    assert (verdict.artifact_ids, verdict.has_tool) == ((), False)
+    assert (verdict.artifact_ids, verdict.tool_ids) == ((), ())
 
 
 async def test_a_misfit_says_where_what_and_which(checker: ContractChecker) -> None:
@@ -82,9 +82,9 @@ async def test_a_value_in_a_file_is_checked_there(checker: ContractChecker, tmp_
 
 
 async def test_a_value_is_checked_without_a_contract(checker: ContractChecker) -> None:
-    verdict = await checker.check_value(dump([{"$artifact": "art_1"}, {"$tool": {}}]))
+    verdict = await checker.check_value(dump([{"$artifact": "art_1"}, {"$tool": "tool_inv_1_1"}]))
     assert verdict.accepted
-    assert (verdict.artifact_ids, verdict.has_tool) == (("art_1",), True)
+    assert (verdict.artifact_ids, verdict.tool_ids) == (("art_1",), ("tool_inv_1_1",))
     verdict = await checker.check_value(b"[" * 200 + b"]" * 200)
     assert (verdict.outcome, verdict.limit) == (Outcome.VALUE_INVALID, "depth 100")
     verdict = await checker.check_value(b'{"$nope": 1}')

@@ -249,9 +249,9 @@ def test_a_value_at_a_limit_is_accepted(data: bytes) -> None:
 
 def test_artifacts_are_reported_once_and_tools_are_seen() -> None:
     handle = {"$artifact": "art_7f"}
-    decoded = decode(dump([handle, {"a": handle, "b": {"$tool": {"id": "tool_1"}}}]))
+    decoded = decode(dump([handle, {"a": handle, "b": {"$tool": "tool_inv_1_1"}}]))
     assert decoded.artifact_ids == ["art_7f"]
-    assert decoded.has_tool
+    assert decoded.tool_ids == ["tool_inv_1_1"]
 
 
 def doubling(levels: int) -> dict[str, Any]:
