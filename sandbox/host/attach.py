@@ -54,6 +54,7 @@ class AttachedStream:
             started=started,
             last_sequence=sandbox.log.last_sequence,
             open_call_ids=sandbox.open_calls,
+            stdin_offset=sandbox.stdin_offset,
         )
         await self._stream.write(pb.AttachSandboxResponse(attached=attached))
         try:
@@ -116,6 +117,14 @@ def _handle(
             sandbox.interrupt(request.interrupt.cell_id)
         case "capture":
             sandbox.capture(request.capture)
+        case "stdin":
+            sandbox.feed(request.stdin)
+        case "tool":
+            sandbox.call_tool(request.tool, contents)
+        case "tool_cancel":
+            sandbox.cancel_tool(request.tool_cancel.call_id)
+        case "file_operation":
+            sandbox.operate(request.file_operation)
         case "attach":
             raise field_invalid("attach", "comes once, first")
         case _:

@@ -29,6 +29,8 @@ _MAX_UINT32 = 2**32 - 1
 _MAX_DURATION_SECONDS = 315_576_000_000  # of google.protobuf.Duration
 _MAX_INPUTS = 1_000
 _MAX_PATTERNS = 1_000
+_MAX_TOOLS = 1_000
+_MAX_METHODS = 1_000
 _SPAWN_LIMITS = ("max_depth", "max_children", "max_concurrent", "max_descendants")
 _RESOURCES_64 = ("memory_limit_bytes", "tmpfs_limit_bytes")
 _RESOURCES_32 = ("pids_limit", "cpu_limit_millis", "open_files_limit")
@@ -47,6 +49,7 @@ def operation(name: str, fields: Fields, parts: PartReader, call: pb.SandboxCall
         "inspect_child": _inspect_child,
         "save_artifact": _save_artifact,
         "read_artifact": _read_artifact,
+        "tool": _tool_use,
     }
     reader = readers.get(name)
     if reader is None:
@@ -78,6 +81,30 @@ def _spawn(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> None:
         spec.output.output_view_bytes = view_bytes
     if limit_bytes := fields.number("output_limit_bytes"):
         spec.output.output_limit_bytes = limit_bytes
+    if fields.has("tools"):
+        for item in fields.items("tools", _MAX_TOOLS):
+            _tool(Fields(item, "call.tools"), spec)
+
+
+def _tool(fields: Fields, spec: invocation_pb2.InvocationSpec) -> None:
+    tool = spec.tools.add(
+        tool_id=fields.text("tool"),
+        name=fields.text("name"),
+        description=fields.text("description"),
+        signature=fields.text("signature"),
+        delegable=fields.flag("delegable"),
+    )
+    for item in fields.items("methods", _MAX_METHODS):
+        method = Fields(item, "call.tools.methods")
+        tool.methods.add(
+            name=method.text("name"),
+            signature=method.text("signature"),
+            description=method.text("description"),
+        )
+        method.end()
+    if timeout_ms := fields.number("timeout_ms"):
+        tool.timeout.CopyFrom(duration_from_ms(timeout_ms))
+    fields.end()
 
 
 def _work(fields: Fields, parts: PartReader, spawn: pb.SpawnCall) -> None:
@@ -155,6 +182,12 @@ def _read_artifact(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> N
     read.artifact_id = fields.text("artifact")
     read.offset = fields.number("offset")
     read.max_bytes = fields.number("max_bytes")
+
+
+def _tool_use(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> None:
+    call.tool.tool_id = fields.text("tool")
+    call.tool.method = fields.text("method")
+    call.tool.arguments.CopyFrom(parts.content(fields.take("arguments")))
 
 
 def _texts(fields: Fields, key: str, limit: int) -> list[str]:

@@ -57,7 +57,12 @@ class HostConfig:
     unacknowledged_events: int = 65_536
     """Events of one sandbox kept in all; at the limit the sandbox is no longer read."""
     open_calls: int = 16_384
-    """Calls of one sandbox that wait for a reply; one more breaks the protocol."""
+    """Calls of one sandbox that wait for a reply: one more breaks the protocol; and calls of its
+    tools that wait for a result: one more is refused."""
+    cells: int = 100_000
+    """Cells of one sandbox over its life; a further one is refused."""
+    waiting_file_operations: int = 32
+    """File operations of one sandbox that wait for the one before; a further one fails."""
     content_limit_bytes: int = 64 * MIB
     """The largest content of one input, program or reply."""
     contents_limit_bytes: int = 256 * MIB

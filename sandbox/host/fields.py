@@ -59,9 +59,9 @@ class Fields:
             raise self.breach(key, f"not a text of at most {limit} characters")
         return value
 
-    def identifier(self, key: str) -> str:
-        """Takes an id: 1 to 64 printable ASCII characters without spaces."""
-        value = self.text(key, MAX_ID)
+    def identifier(self, key: str, limit: int = MAX_ID) -> str:
+        """Takes an id: 1 to `limit` visible ASCII characters."""
+        value = self.text(key, limit)
         if not value or not value.isascii() or not value.isprintable() or " " in value:
             raise self.breach(key, "not an id")
         return value

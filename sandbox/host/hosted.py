@@ -13,15 +13,16 @@ from typing import Any
 
 import structlog
 
-from hutch.v1 import cell_pb2, ending_pb2, host_pb2
+from hutch.v1 import cell_pb2, ending_pb2, host_pb2, invocation_pb2, sandbox_file_pb2
 from hutch.v1 import host_service_pb2 as pb
 from sandbox.drivers.driver import Container, Measurement, SandboxRequest, StartFailed
 from sandbox.host import calls, evidence, outbound
 from sandbox.host.channel import FrameChannel
 from sandbox.host.errors import field_invalid
 from sandbox.host.events import EventLog
-from sandbox.host.inbound import Inbound, Received
+from sandbox.host.inbound import Inbound
 from sandbox.host.outbound import Outbound, StreamContents
+from sandbox.host.received import Received
 from sandbox.host.spill import Spill
 from sandbox.host.verdict import Verdict, judge
 from sandbox.host.workshop import Order, Workshop
@@ -72,7 +73,10 @@ class HostedSandbox:
         self._on_settled = on_settled
         self._born = workshop.clock.now()
         self._inbound = Inbound(
-            open_calls=config.open_calls, output_limit_bytes=order.output_limit_bytes
+            open_calls=config.open_calls,
+            output_limit_bytes=order.output_limit_bytes,
+            waiting_file_operations=config.waiting_file_operations,
+            remembered_ids=config.unacknowledged_events,
         )
         self._outbound = Outbound(order.output_limit_bytes)
         self._channel = FrameChannel(self, config.channel_queue_bytes)
@@ -121,16 +125,20 @@ class HostedSandbox:
         """
         if not run.cell_id or len(run.cell_id) > 64 or not run.cell_id.isascii():
             raise field_invalid("run_cell.cell_id", "must have 1 to 64 ASCII characters")
-        if self._inbound.knows_cell(run.cell_id) or self._verdict.done():
+        cells = self._inbound.cells
+        if run.cell_id in cells or self._verdict.done():
             contents.discard([run.code, *(item.value for item in run.inputs)])
             return
         if self._inbound.busy():
             raise field_invalid("run_cell.cell_id", "another cell runs, or files were asked for")
+        if len(cells) >= self._workshop.config.cells:
+            raise field_invalid("run_cell.cell_id", f"the sandbox has had {len(cells)} cells")
         message = self._outbound.cell(run, contents)
         if run.HasField("capture"):
             outbound.capture(run.capture)  # a bad request is refused before anything runs
             self._capture_after[run.cell_id] = run.capture
-        self._inbound.expect_cell(run.cell_id)
+        interactive = run.mode == invocation_pb2.INVOCATION_MODE_INTERACTIVE
+        cells.expect(run.cell_id, interactive=interactive)
         self._channel.post(message)
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> None:
@@ -149,8 +157,57 @@ class HostedSandbox:
 
     def interrupt(self, cell_id: str) -> None:
         """Interrupts a cell if it runs."""
-        if self._inbound.runs_cell(cell_id):
+        if cell_id and cell_id == self._inbound.cells.running:
             self._channel.send(outbound.control("interrupt", cell=cell_id))
+
+    def feed(self, chunk: pb.StdinChunk) -> None:
+        """Brings bytes for the code's standard input; what came before is dropped.
+
+        Raises:
+            HostError: FIELD_INVALID.
+        """
+        if not self._verdict.done() and (frame := self._inbound.stdin.frame(chunk)) is not None:
+            self._channel.post(outbound.whole(frame))
+
+    def call_tool(self, delivery: pb.ToolDelivery, contents: StreamContents) -> None:
+        """Calls a tool of the sandbox's code, once; an id that was given before does nothing.
+
+        Raises:
+            HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
+        """
+        tools = self._inbound.tools
+        if tools.knows(delivery.call_id) or self._verdict.done():
+            contents.discard([delivery.arguments])
+            return
+        message = self._outbound.tool_call(delivery, contents)
+        refused = tools.expect(delivery.call_id)
+        if refused is None:
+            self._channel.post(message)
+            return
+        message.close()
+        self.log.append(pb.AttachSandboxResponse(tool_result=refused))
+
+    def cancel_tool(self, call_id: str) -> None:
+        """Says that nobody waits for a call any more, if it is open."""
+        if self._inbound.tools.is_open(call_id):
+            self._channel.post(outbound.whole(outbound.control("tool_cancel", call=call_id)))
+
+    def operate(self, operation: sandbox_file_pb2.FileOperation) -> None:
+        """Works on files, once; an id that was given before does nothing.
+
+        Raises:
+            HostError: FIELD_INVALID.
+        """
+        if self._verdict.done():
+            return
+        refused = self._inbound.files.ask(operation)
+        if refused is not None:
+            self.log.append(pb.AttachSandboxResponse(file_outcome=refused))
+        self._next_file_operation()
+
+    def _next_file_operation(self) -> None:
+        if (frame := self._inbound.files.next_frame()) is not None:
+            self._channel.post(outbound.whole(frame))
 
     def capture(self, request: pb.FileCapture) -> None:
         """Asks for files, once.
@@ -173,7 +230,7 @@ class HostedSandbox:
         except IndexError as error:
             raise field_invalid("acknowledge.sequence", str(error)) from error
         for mark in taken:
-            if self._inbound.take_output(mark):
+            if self._inbound.cells.take_output(mark):
                 stream = _STREAM_NAMES[mark.stream]
                 self._channel.send(
                     outbound.control("credit", cell=mark.cell_id, stream=stream, offset=mark.end)
@@ -196,6 +253,11 @@ class HostedSandbox:
     def open_calls(self) -> list[str]:
         """The calls that have had no reply."""
         return self._inbound.open_call_ids()
+
+    @property
+    def stdin_offset(self) -> int:
+        """Up to where standard input has come."""
+        return self._inbound.stdin.offset
 
     @property
     def settled(self) -> bool:
@@ -232,6 +294,8 @@ class HostedSandbox:
                 return
             self._add_evidence(completed, Measurement())
         self._append(received)
+        if first.HasField("file_outcome"):
+            self._next_file_operation()
 
     def channel_breached(self, problem: str) -> None:
         """Ends it: what it sent, no sandbox may send."""

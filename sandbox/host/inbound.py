@@ -7,52 +7,19 @@ A breach is final: the sandbox is destroyed.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from hutch.v1 import cell_pb2
 from hutch.v1 import host_service_pb2 as pb
-from sandbox.host import calls, failures
+from sandbox.host import calls
+from sandbox.host.cells import Cells
 from sandbox.host.contents import PartReader, SandboxBlobs, pieces
-from sandbox.host.events import OutputMark
+from sandbox.host.exchanges import FileOperations, Stdin, ToolCalls
 from sandbox.host.fields import Fields, ProtocolBreach
+from sandbox.host.received import Received, RecentIds, end, one
 from sandbox.runtime import frames
 
 _ANSWERED_CALLS = 4_096
-_MAX_INT32 = 2**31 - 1
-_MAX_UINT32 = 2**32 - 1
-_MAX_SIGNAL = 127
-_OUTCOMES = {
-    "completed": cell_pb2.CELL_OUTCOME_COMPLETED,
-    "returned": cell_pb2.CELL_OUTCOME_RETURNED,
-    "raised": cell_pb2.CELL_OUTCOME_RAISED,
-    "errored": cell_pb2.CELL_OUTCOME_ERRORED,
-    "interrupted": cell_pb2.CELL_OUTCOME_INTERRUPTED,
-    "timed_out": cell_pb2.CELL_OUTCOME_TIMED_OUT,
-    "repl_died": cell_pb2.CELL_OUTCOME_REPL_DIED,
-}
-# Stopping a cell may take the REPL with it.
-_MAY_KILL_REPL = (
-    cell_pb2.CELL_OUTCOME_REPL_DIED,
-    cell_pb2.CELL_OUTCOME_INTERRUPTED,
-    cell_pb2.CELL_OUTCOME_TIMED_OUT,
-)
-_FAILED = (cell_pb2.CELL_OUTCOME_RAISED, cell_pb2.CELL_OUTCOME_ERRORED)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Stream:
-    end: int = 0
-    credited: int = 0
-
-
-@dataclass(slots=True, kw_only=True)
-class _Cell:
-    started: bool = False
-    done: bool = False
-    streams: dict[int, _Stream] = field(
-        default_factory=lambda: {value: _Stream() for value in calls.STREAMS.values()}
-    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,49 +33,53 @@ class _Capture:
     completed: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
-class Received:
-    """What one frame means: events in their order."""
-
-    events: list[pb.AttachSandboxResponse]
-    mark: OutputMark | None = None
-
-
 class Inbound:
     """The state of what one sandbox may send next."""
 
-    def __init__(self, *, open_calls: int, output_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        *,
+        open_calls: int,
+        output_limit_bytes: int,
+        waiting_file_operations: int = 32,
+        remembered_ids: int = 65_536,
+    ) -> None:
         """Starts before the `ready` frame.
 
         Args:
-            open_calls: How many calls may wait for a reply.
-            output_limit_bytes: How far one stream of a cell may go.
+            open_calls: How many calls may wait for a reply, and of calls of its tools for a result.
+            output_limit_bytes: What one cell may print.
+            waiting_file_operations: How many file operations may wait for the one before.
+            remembered_ids: How many ids of ended exchanges are kept.
         """
         self._max_open_calls = open_calls
-        self._output_limit = output_limit_bytes
-        self._cells: dict[str, _Cell] = {}
         self._open_calls: set[str] = set()
-        self._answered: OrderedDict[str, None] = OrderedDict()
+        self._answered = RecentIds(_ANSWERED_CALLS)
         self._blobs = SandboxBlobs()
         self._capture: _Capture | None = None
+        self.cells = Cells(self._blobs, output_limit_bytes)
+        self.stdin = Stdin()
+        self.tools = ToolCalls(self._blobs, max_open=open_calls, remembered=remembered_ids)
+        self.files = FileOperations(max_waiting=waiting_file_operations, remembered=remembered_ids)
         self.ready = False
-
-    def knows_cell(self, cell_id: str) -> bool:
-        """Whether the cell was given to the sandbox."""
-        return cell_id in self._cells
-
-    def runs_cell(self, cell_id: str) -> bool:
-        """Whether the cell was given to the sandbox and has not ended."""
-        cell = self._cells.get(cell_id)
-        return cell is not None and not cell.done
+        self._readers: dict[str, Callable[[Fields, bytes], Received]] = {
+            "ready": self._ready,
+            "started": self.cells.started,
+            "output": self.cells.output,
+            "display": self.cells.display,
+            "call": self._call,
+            "done": self.cells.done,
+            "blob": self._blob,
+            "file": self._file,
+            "captured": self._captured,
+            "tool_result": self.tools.result,
+            "stdin_taken": self.stdin.taken,
+            "file_outcome": self.files.outcome,
+        }
 
     def busy(self) -> bool:
         """Whether a cell was given that has not ended, or files were asked for."""
-        return self._capture is not None or any(not cell.done for cell in self._cells.values())
-
-    def expect_cell(self, cell_id: str) -> None:
-        """The sandbox is given a cell."""
-        self._cells[cell_id] = _Cell()
+        return self._capture is not None or self.cells.running is not None
 
     def expect_capture(self, max_files: int, max_bytes: int) -> bool:
         """The sandbox is asked for files; False if it was already."""
@@ -128,17 +99,7 @@ class Inbound:
     def answer(self, call_id: str) -> None:
         """A call gets its reply."""
         self._open_calls.remove(call_id)
-        self._answered[call_id] = None
-        if len(self._answered) > _ANSWERED_CALLS:
-            self._answered.popitem(last=False)
-
-    def take_output(self, mark: OutputMark) -> bool:
-        """Output up to a mark was taken; True if it is time to give credit up to there."""
-        stream = self._cells[mark.cell_id].streams[mark.stream]
-        if mark.end - stream.credited < frames.CREDIT_STEP_BYTES:
-            return False
-        stream.credited = mark.end
-        return True
+        self._answered.add(call_id)
 
     def accept(self, frame: frames.Frame) -> Received:
         """Checks one frame.
@@ -150,17 +111,7 @@ class Inbound:
         kind = fields.text("type")
         if (kind == "ready") is self.ready:
             raise ProtocolBreach("ready: not the first frame, or not for the first time")
-        readers = {
-            "ready": self._ready,
-            "started": self._started,
-            "output": self._output,
-            "call": self._call,
-            "done": self._done,
-            "blob": self._blob,
-            "file": self._file,
-            "captured": self._captured,
-        }
-        reader = readers.get(kind)
+        reader = self._readers.get(kind)
         if reader is None:
             raise ProtocolBreach("type: a frame that does not exist")
         return reader(fields, frame.payload)
@@ -174,45 +125,14 @@ class Inbound:
         for name in ("dumpable", "separate_uid", "filter"):
             protections.flag(name)
         protections.end()
-        _end(fields, payload)
+        end(fields, payload)
         self.ready = True
-        return _one(pb.AttachSandboxResponse(ready=pb.SandboxReady(python_version=python)))
-
-    def _started(self, fields: Fields, payload: bytes) -> Received:
-        cell_id, cell = self._cell(fields)
-        _end(fields, payload)
-        if cell.started or cell.done:
-            raise ProtocolBreach("started: not for the first time")
-        cell.started = True
-        return _one(pb.AttachSandboxResponse(cell_started=pb.CellStarted(cell_id=cell_id)))
-
-    def _output(self, fields: Fields, payload: bytes) -> Received:
-        cell_id, cell = self._cell(fields)
-        kind = fields.choice("stream", calls.STREAMS)
-        offset = fields.number("offset")
-        fields.end()
-        stream = cell.streams[kind]
-        if cell.done:
-            raise ProtocolBreach("output: of a cell that is over")
-        if offset != stream.end:
-            raise ProtocolBreach("output.offset: not where the stream ended")
-        if not 0 < len(payload) <= frames.OUTPUT_CHUNK_BYTES:
-            raise ProtocolBreach(f"output: a chunk of {len(payload)} bytes")
-        end = offset + len(payload)
-        # While any credit is left, a chunk goes out whole.
-        if offset - stream.credited >= frames.CREDIT_WINDOW_BYTES:
-            raise ProtocolBreach("output: beyond its credit")
-        if end > self._output_limit:
-            raise ProtocolBreach("output: beyond its limit")
-        stream.end = end
-        chunk = pb.OutputChunk(cell_id=cell_id, stream=kind, offset=offset, data=payload)
-        mark = OutputMark(cell_id=cell_id, stream=kind, end=end)
-        return Received(events=[pb.AttachSandboxResponse(output=chunk)], mark=mark)
+        return one(pb.AttachSandboxResponse(ready=pb.SandboxReady(python_version=python)))
 
     def _call(self, fields: Fields, payload: bytes) -> Received:
         call_id = fields.identifier("call")
         cell_id = fields.text("cell")
-        if cell_id and cell_id not in self._cells:
+        if cell_id and cell_id not in self.cells:
             raise ProtocolBreach("call.cell: no such cell")
         if call_id in self._open_calls or call_id in self._answered:
             raise ProtocolBreach("call.call: an id that was used")
@@ -226,32 +146,6 @@ class Inbound:
         parts.end()
         self._open_calls.add(call_id)
         return Received(events=[*parts.events, pb.AttachSandboxResponse(call=call)])
-
-    def _done(self, fields: Fields, payload: bytes) -> Received:
-        cell_id, cell = self._cell(fields)
-        # A REPL may die before its cell begins, so `started` need not have come.
-        if cell.done:
-            raise ProtocolBreach("done: not for the first time")
-        parts = PartReader(self._blobs, payload)
-        completed = pb.CellCompleted(
-            cell_id=cell_id,
-            outcome=fields.choice("outcome", _OUTCOMES),
-            killed_processes=fields.number("killed", _MAX_UINT32),
-            background_processes=fields.number("background", _MAX_UINT32),
-            state_lost=fields.flag("state_lost"),
-            output_cut=fields.flag("output_cut"),
-            failure_errno=_errno(fields),
-        )
-        completed.evidence.SetInParent()
-        _how_it_ended(fields, parts, completed)
-        ends = [cell.streams[kind].end for kind in calls.STREAMS.values()]
-        if [fields.number("stdout_bytes"), fields.number("stderr_bytes")] != ends:
-            raise ProtocolBreach("done: other output than was sent")
-        completed.stdout_bytes, completed.stderr_bytes = ends
-        fields.end()
-        parts.end()
-        cell.done = True
-        return Received(events=[*parts.events, pb.AttachSandboxResponse(cell_completed=completed)])
 
     def _blob(self, fields: Fields, payload: bytes) -> Received:
         return Received(events=list(self._blobs.chunk(fields, payload)))
@@ -293,48 +187,14 @@ class Inbound:
             name = _name(refused, name_hex) if name_hex else b""
             done.refused.add(name=name, reason=refused.text("reason"))
             refused.end()
-        _end(fields, payload)
+        end(fields, payload)
         capture.completed = True
-        return _one(pb.AttachSandboxResponse(capture_completed=done))
-
-    def _cell(self, fields: Fields) -> tuple[str, _Cell]:
-        cell_id = fields.text("cell", frames.MAX_TEXT)
-        cell = self._cells.get(cell_id)
-        if cell is None:
-            raise ProtocolBreach("cell: no such cell was given")
-        return cell_id, cell
+        return one(pb.AttachSandboxResponse(capture_completed=done))
 
     def _capturing(self) -> _Capture:
         if self._capture is None or self._capture.completed:
             raise ProtocolBreach("file: nobody asked for files")
         return self._capture
-
-
-def _how_it_ended(fields: Fields, parts: PartReader, completed: pb.CellCompleted) -> None:
-    value = fields.take("value")
-    if (value is not None) != (completed.outcome == cell_pb2.CELL_OUTCOME_RETURNED):
-        raise ProtocolBreach("done.value: does not go with the outcome")
-    if value is not None:
-        completed.value.CopyFrom(parts.content(value))
-    failure = fields.object_or_none("failure")
-    if failure is not None:
-        completed.failure.CopyFrom(failures.from_frame(failure))
-    elif completed.outcome in _FAILED:
-        raise ProtocolBreach("done.failure: does not go with the outcome")
-    exit_code = fields.number_or_none("exit_code", _MAX_INT32)
-    signal = fields.number_or_none("signal", _MAX_SIGNAL)
-    if completed.outcome not in _MAY_KILL_REPL and (exit_code, signal) != (None, None):
-        raise ProtocolBreach("done.exit_code: the REPL lives")
-    if exit_code is not None:
-        completed.evidence.exit_code = exit_code
-    if signal is not None:
-        completed.evidence.signal = signal
-
-
-def _errno(fields: Fields) -> int | None:
-    # Code may raise an OSError with any number; one that no kernel has is none.
-    number = fields.number_or_none("errno")
-    return number if number is not None and number <= _MAX_INT32 else None
 
 
 def _name(fields: Fields, name_hex: str) -> bytes:
@@ -345,13 +205,3 @@ def _name(fields: Fields, name_hex: str) -> bytes:
     if not name or name.hex() != name_hex:
         raise fields.breach("name_hex", "not a name in lower-case hexadecimal")
     return name
-
-
-def _end(fields: Fields, payload: bytes) -> None:
-    fields.end()
-    if payload:
-        raise ProtocolBreach("payload: of a frame that has none")
-
-
-def _one(event: pb.AttachSandboxResponse) -> Received:
-    return Received(events=[event])

@@ -17,7 +17,7 @@ from typing import IO
 from google.protobuf.duration_pb2 import Duration
 
 from hutch.v1 import host_service_pb2 as pb
-from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_pb2, tool_pb2
 from sandbox.host import failures
 from sandbox.host.errors import HostError, field_invalid, payload_too_large
 from sandbox.runtime import frames
@@ -25,6 +25,11 @@ from sandbox.runtime import frames
 INLINE_BYTES = frames.MAX_FRAME_BYTES - frames.MAX_HEADER_BYTES - frames.PREFIX_BYTES
 MEMORY_BYTES = 1024 * 1024
 _MAX_MS = 2**53
+_MODES: dict[int, str] = {
+    invocation_pb2.INVOCATION_MODE_PROGRAM: "program",
+    invocation_pb2.INVOCATION_MODE_AGENT: "agent",
+    invocation_pb2.INVOCATION_MODE_INTERACTIVE: "interactive",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,8 +166,8 @@ class Outbound:
         Raises:
             HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
         """
-        if run.mode != invocation_pb2.INVOCATION_MODE_PROGRAM:
-            raise field_invalid("run_cell.mode", "only program cells can be run")
+        if run.mode not in _MODES:
+            raise field_invalid("run_cell.mode", "must be set")
         named = [(run.code, "run_cell.code")]
         named += [(item.value, f"input {item.name!r}") for item in run.inputs]
         with _sources(named, contents) as sources:
@@ -178,12 +183,14 @@ class Outbound:
                 {"name": item.name, "value": part}
                 for item, part in zip(run.inputs, parts[1:], strict=True)
             ],
-            "mode": "program",
+            "mode": _MODES[run.mode],
             "invocation": run.invocation_id,
             "depth": run.depth,
             "max_depth": run.max_depth,
             "timeout_ms": _milliseconds(run.timeout) if run.HasField("timeout") else 0,
             "output_limit": self._output_limit,
+            "tools": [_tool(tool) for tool in run.tools],
+            "stdin": run.stdin,
         }
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> Message:
@@ -195,12 +202,28 @@ class Outbound:
         header: dict[str, object] = {"type": "reply", "call": reply.call_id}
         if reply.WhichOneof("outcome") == "failure":
             frame = _failure_frame(header, failures.to_frame(reply.failure))
-            return Message(frames=iter((frame,)), size=len(frame))
+            return whole(frame)
         if reply.WhichOneof("outcome") is None:
             raise field_invalid("reply.outcome", "must be set")
         with _sources([(reply.value, "reply.value")], contents) as sources:
             parts, layout = self._lay_out(sources)
             return layout.message({**header, "value": parts[0]}, "reply")
+
+    def tool_call(self, delivery: pb.ToolDelivery, contents: StreamContents) -> Message:
+        """Makes the frames that call a tool of the sandbox's code.
+
+        Raises:
+            HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
+        """
+        header: dict[str, object] = {
+            "type": "tool_call",
+            "call": delivery.call_id,
+            "tool": delivery.tool_id,
+            "method": delivery.method,
+        }
+        with _sources([(delivery.arguments, "tool.arguments")], contents) as sources:
+            parts, layout = self._lay_out(sources)
+            return layout.message({**header, "arguments": parts[0]}, "tool")
 
     def _lay_out(self, sources: list[Source]) -> tuple[list[dict[str, object]], _Layout]:
         parts: list[dict[str, object]] = [{}] * len(sources)
@@ -268,6 +291,11 @@ def _spool(directory: Path) -> IO[bytes]:
     return tempfile.SpooledTemporaryFile(max_size=MEMORY_BYTES, mode="w+b", dir=str(directory))
 
 
+def whole(frame: bytes) -> Message:
+    """A message of one frame, in its turn."""
+    return Message(frames=iter((frame,)), size=len(frame))
+
+
 def control(kind: str, **keys: object) -> bytes:
     """Makes one small frame."""
     return frames.encode({"type": kind, **keys})
@@ -300,6 +328,25 @@ def _failure_frame(header: dict[str, object], failure: dict[str, str]) -> bytes:
             if not failure[longest]:
                 raise HostError("FIELD_INVALID", f"reply.failure: {error}") from error
             failure = {**failure, longest: failure[longest][: len(failure[longest]) // 2]}
+
+
+def _tool(tool: tool_pb2.ToolGrant) -> dict[str, object]:
+    return {
+        "tool": tool.tool_id,
+        "name": tool.name,
+        "description": tool.description,
+        "signature": tool.signature,
+        "methods": [
+            {
+                "name": method.name,
+                "signature": method.signature,
+                "description": method.description,
+            }
+            for method in tool.methods
+        ],
+        "delegable": tool.delegable,
+        "timeout_ms": _milliseconds(tool.timeout) if tool.HasField("timeout") else 0,
+    }
 
 
 def _milliseconds(duration: Duration) -> int:

@@ -363,6 +363,7 @@ def done(cell: str = "cell_1", **changes: Any) -> dict[str, Any]:
         "errno": None,
         "exit_code": None,
         "signal": None,
+        "text": None,
     }
     return {**frame, **changes}
 

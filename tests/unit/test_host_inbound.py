@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.v1 import host_service_pb2 as pb
+from sandbox.host.events import OutputMark
 from sandbox.host.fields import ProtocolBreach
 from sandbox.host.inbound import Inbound
 from sandbox.runtime import frames
@@ -19,6 +20,13 @@ STARTED = {"type": "started", "cell": "c"}
 OUTPUT = {"type": "output", "cell": "c", "stream": "stdout", "offset": 0}
 CALL = {"type": "call", "call": "k", "cell": "c", "op": "await_child", "invocation": "inv_1"}
 FILE = {"type": "file", "name_hex": "61", "offset": 0, "last": True}
+DISPLAY = {
+    "type": "display",
+    "cell": "c",
+    "index": 0,
+    "result": False,
+    "data": [{"media_type": "text/plain", "content": {"at": 0, "n": 1}}],
+}
 CAPTURED = {"type": "captured", "files": 0, "refused": []}
 SPAWN: dict[str, Any] = {
     "type": "call",
@@ -54,7 +62,7 @@ SAVE = {
 def fresh(*headers: dict[str, Any]) -> Inbound:
     """A sandbox that was given cell `c` and has sent these frames."""
     inbound = Inbound(open_calls=3, output_limit_bytes=8 * MIB)
-    inbound.expect_cell("c")
+    inbound.cells.expect("c", interactive=True)
     for header in headers:
         inbound.accept(frames.Frame(header))
     return inbound
@@ -206,12 +214,39 @@ def test_a_file_within_a_file_is_a_breach() -> None:
         inbound.accept(frames.Frame({**FILE, "name_hex": "62"}, b"x"))
 
 
-def test_a_cell_ends_once_and_nothing_of_it_comes_after() -> None:
-    for header in (done("c"), STARTED, OUTPUT):
+def test_a_cell_ends_once_and_only_its_late_output_comes_after() -> None:
+    for header in (done("c"), STARTED, DISPLAY):
         inbound = running()
         inbound.accept(frames.Frame(done("c")))
         with pytest.raises(ProtocolBreach):
-            inbound.accept(frames.Frame(header, b"x" if header is OUTPUT else b""))
+            inbound.accept(frames.Frame(header, b"x" if header is DISPLAY else b""))
+
+
+def test_late_output_goes_on_in_its_cells_stream_by_credit_and_within_the_limit() -> None:
+    inbound = fresh(READY, STARTED)
+    inbound.accept(frames.Frame(OUTPUT, b"abc"))
+    inbound.accept(frames.Frame(done("c", stdout_bytes=3)))
+    inbound.cells.expect("d", interactive=True)
+    inbound.accept(frames.Frame({**STARTED, "cell": "d"}))
+    late = inbound.accept(frames.Frame({**OUTPUT, "offset": 3}, b"d")).events[0].output
+    assert (late.cell_id, late.offset) == ("c", 3)
+    inbound.accept(frames.Frame({**OUTPUT, "cell": "d"}, b"e"))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame(OUTPUT, b"again from the start"))
+    inbound = fresh(READY, STARTED)
+    inbound.accept(frames.Frame(done("c")))
+    for index in range(64):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": index * 65_536}, bytes(65_536)))
+    with pytest.raises(ProtocolBreach):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": 4 * MIB}, b"x"))
+    inbound = fresh(READY, STARTED)
+    for kind in ("stdout", "stderr"):  # the limit is of both streams together
+        for index in range(64):
+            header = {**OUTPUT, "stream": kind, "offset": index * 65_536}
+            inbound.accept(frames.Frame(header, bytes(65_536)))
+    inbound.cells.take_output(OutputMark(cell_id="c", stream=1, end=4 * MIB))
+    with pytest.raises(ProtocolBreach, match="limit"):
+        inbound.accept(frames.Frame({**OUTPUT, "offset": 4 * MIB}, b"x"))
 
 
 def test_a_repl_may_die_before_its_cell_began_and_while_it_was_stopped() -> None:
@@ -245,13 +280,13 @@ def test_output_beyond_its_credit_is_a_breach_and_credit_comes_by_the_mebibyte()
     inbound = running()
     for index in range(64):
         inbound.accept(frames.Frame({**OUTPUT, "offset": index * 65_536}, bytes(65_536)))
-    assert [inbound.take_output(mark) for mark in marks[:16]] == [False] * 15 + [True]
+    assert [inbound.cells.take_output(mark) for mark in marks[:16]] == [False] * 15 + [True]
     inbound.accept(frames.Frame({**OUTPUT, "offset": 4 * MIB}, b"x"))
 
 
 def test_case_28_output_beyond_its_limit_is_a_breach() -> None:
     inbound = Inbound(open_calls=1, output_limit_bytes=10)
-    inbound.expect_cell("c")
+    inbound.cells.expect("c", interactive=True)
     for header in (READY, STARTED):
         inbound.accept(frames.Frame(header))
     inbound.accept(frames.Frame(OUTPUT, b"x" * 10))

@@ -219,9 +219,33 @@ def test_contents_of_a_message_that_does_nothing_are_forgotten(tmp_path: Path) -
         stream.discard([pb.Content(blob_id="b", size_bytes=8)])
 
 
-def test_only_program_cells_are_run(tmp_path: Path) -> None:
+def test_a_cell_says_its_mode_its_tools_and_whether_it_reads_input(tmp_path: Path) -> None:
     cell = make_cell("x")
-    cell.mode = invocation_pb2.INVOCATION_MODE_AGENT
+    cell.mode = invocation_pb2.INVOCATION_MODE_INTERACTIVE
+    cell.stdin = True
+    tool = cell.tools.add(tool_id="tool_1", name="add", signature="(a, b)", delegable=True)
+    tool.methods.add(name="m", signature="()", description="it")
+    tool.timeout.seconds = 2
+    header = (
+        frames.Decoder().feed(next(Outbound(1).cell(cell, contents(tmp_path)).frames))[0].header
+    )
+    assert (header["mode"], header["stdin"]) == ("interactive", True)
+    assert header["tools"] == [
+        {
+            "tool": "tool_1",
+            "name": "add",
+            "description": "",
+            "signature": "(a, b)",
+            "methods": [{"name": "m", "signature": "()", "description": "it"}],
+            "delegable": True,
+            "timeout_ms": 2_000,
+        }
+    ]
+
+
+def test_a_cell_without_a_mode_is_refused(tmp_path: Path) -> None:
+    cell = make_cell("x")
+    cell.mode = invocation_pb2.INVOCATION_MODE_UNSPECIFIED
     with pytest.raises(HostError):
         Outbound(1).cell(cell, contents(tmp_path))
 
