@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.v1 import host_service_pb2 as pb
+from hutch.v1 import sandbox_file_pb2
 from sandbox.host.events import OutputMark
 from sandbox.host.fields import ProtocolBreach
 from sandbox.host.inbound import Inbound
@@ -349,12 +350,67 @@ def test_an_inline_part_too_large_for_one_message_comes_in_chunks() -> None:
     )
 
 
+TOOL = {
+    "tool": "tool_1",
+    "name": "add",
+    "description": "",
+    "signature": "(a, b)",
+    "methods": [{"name": "m", "signature": "()", "description": ""}],
+    "delegable": False,
+    "timeout_ms": 1_500,
+}
+TOOL_USE = {
+    "type": "call",
+    "call": "k",
+    "cell": "",
+    "op": "tool",
+    "tool": "tool_1",
+    "method": "",
+    "arguments": {"at": 0, "n": 1},
+}
+TOOL_RESULT = {"type": "tool_result", "call": "t", "value": {"at": 0, "n": 1}}
+FILE_OUTCOME = {
+    "type": "file_outcome",
+    "id": "f",
+    "problem": "",
+    "message": "",
+    "entries": [{"name": "a", "kind": "file", "size": 0, "modified_us": 0, "mode": 0}],
+    "more": False,
+    "end": False,
+}
+
+
+def asked() -> Inbound:
+    """As `running`, with a tool call, a file operation and standard input on their way."""
+    inbound = running()
+    inbound.tools.expect("t")
+    listing = sandbox_file_pb2.FileList(max_entries=2)
+    inbound.files.ask(sandbox_file_pb2.FileOperation(operation_id="f", path="x", list=listing))
+    inbound.files.next_frame()
+    inbound.stdin.frame(pb.StdinChunk(data=b"abc"))
+    return inbound
+
+
+def test_tools_are_called_and_granted_by_frames() -> None:
+    call = running().accept(frames.Frame(TOOL_USE, b"1")).events[0].call
+    assert (call.tool.tool_id, call.tool.arguments.data) == ("tool_1", b"1")
+    call = running().accept(frames.Frame({**SPAWN, "tools": [TOOL]})).events[0].call
+    (tool,) = call.spawn.spec.tools
+    assert (tool.tool_id, tool.methods[0].name) == ("tool_1", "m")
+    assert tool.timeout.ToMilliseconds() == 1_500
+    for broken in ({**TOOL, "owner": "inv_2"}, {**TOOL, "methods": [{"name": "m"}]}, "tool_1"):
+        with pytest.raises(ProtocolBreach):
+            running().accept(frames.Frame({**SPAWN, "tools": [broken]}))
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(0, 2**63 - 1) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
 SOUND: list[dict[str, Any]] = [READY, STARTED, OUTPUT, CALL, SPAWN, SAVE, FILE, CAPTURED]
+SOUND += [DISPLAY, TOOL_USE, TOOL_RESULT, FILE_OUTCOME, {"type": "stdin_taken", "offset": 1}]
+SOUND += [{**SPAWN, "tools": [TOOL]}, done("c", text={"at": 0, "n": 1})]
 SOUND += [blob(), done("c"), done("c", outcome="raised", failure=failure())]
 
 
@@ -365,7 +421,7 @@ def test_case_s7_whatever_a_field_holds_the_answer_is_events_or_a_breach(
     key = data.draw(st.sampled_from(sorted(header)))
     changed = {**header, key: data.draw(JSON)}
     try:
-        received = running().accept(frames.Frame(changed, payload))
+        received = asked().accept(frames.Frame(changed, payload))
     except ProtocolBreach:
         return
     for event in received.events:
