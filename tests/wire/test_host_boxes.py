@@ -1,4 +1,4 @@
-"""A sandbox that lives on from cell to cell, over a real unix socket, and what else is asked of it."""
+"""A sandbox that lives on from cell to cell, over a real unix socket, and what is asked of it."""
 
 from __future__ import annotations
 
