@@ -8,7 +8,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 MIB = 1024 * 1024
 GIB = 1024 * MIB
@@ -66,6 +66,9 @@ class ControllerConfig(_Frozen):
     cells: int = Field(
         default=100_000, ge=1, description="Cells that one interactive box may be given."
     )
+    heartbeat_seconds: float = Field(
+        default=10.0, gt=0, description="The longest silence on a client's stream."
+    )
     session_grace_seconds: float = Field(
         default=5.0, ge=0, description="How long a client may be gone before it counts as gone."
     )
@@ -75,7 +78,7 @@ class ControllerConfig(_Frozen):
     host_grace_seconds: float = Field(
         default=60.0, ge=0, description="How long a host may be away before its capacity is lost."
     )
-    tenant_weights: dict[str, float] = Field(
+    tenant_weights: dict[str, PositiveFloat] = Field(
         default={}, description="Shares of the capacity by tenant id; 1 for one that is not named."
     )
     borrowed_share: float = Field(

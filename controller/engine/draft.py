@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from controller.config import ControllerConfig
 from controller.engine.apply import apply
 from controller.engine.records import Record
+from controller.engine.scheduler import Rules
 from controller.engine.state import EngineState
 
 
@@ -20,6 +21,7 @@ class Draft:
     state: EngineState
     now_us: int
     config: ControllerConfig
+    rules: Rules
     records: list[Record] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
