@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from hutch.client import Client, Handle, connect
     from hutch.errors import (
         BudgetExhaustedError,
+        CellBusyError,
+        CellFailed,
+        CellNotFoundError,
         ConnectionLostError,
         CredentialInvalidError,
         DeadlineExceededError,
@@ -61,6 +64,9 @@ __all__ = [
     "AsyncClient",
     "AsyncHandle",
     "BudgetExhaustedError",
+    "CellBusyError",
+    "CellFailed",
+    "CellNotFoundError",
     "Client",
     "ConnectionLostError",
     "CredentialInvalidError",
