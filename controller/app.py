@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import metadata
@@ -28,7 +29,6 @@ from controller.config import ControllerConfig
 from controller.contracts import CheckerUnavailable, ContractChecker
 from controller.convert import output_id, row_out
 from controller.core.clock import now_us
-from controller.core.ids import InvocationId
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.state import Node
@@ -42,9 +42,12 @@ from controller.wire.artifact_servicer import ArtifactServicer
 from controller.wire.auth import KeyInterceptor
 from controller.wire.invocation_servicer import InvocationParts, InvocationServicer
 from controller.wire.sessions import Sessions
-from hutch.v1 import artifact_service_pb2, invocation_service_pb2
+from controller.wire.tool_servers import ToolServers
+from controller.wire.workspace_servicer import WorkspaceParts, WorkspaceServicer
+from hutch.v1 import artifact_service_pb2, invocation_service_pb2, workspace_service_pb2
 from hutch.v1.artifact_service_pb2_grpc import add_ArtifactServiceServicer_to_server
 from hutch.v1.invocation_service_pb2_grpc import add_InvocationServiceServicer_to_server
+from hutch.v1.workspace_service_pb2_grpc import add_WorkspaceServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +57,7 @@ SOCKET_PATH_CHARACTERS = 107
 SERVICES = (
     invocation_service_pb2.DESCRIPTOR.services_by_name["InvocationService"].full_name,
     artifact_service_pb2.DESCRIPTOR.services_by_name["ArtifactService"].full_name,
+    workspace_service_pb2.DESCRIPTOR.services_by_name["WorkspaceService"].full_name,
 )
 
 
@@ -73,25 +77,77 @@ class Settings:
     reflection: bool = False
 
 
+class Timers:
+    """Events that are to come at a time of the wall clock, by name."""
+
+    def __init__(self) -> None:
+        self._handles: dict[tuple[str, str], asyncio.TimerHandle] = {}
+
+    def set(
+        self, name: tuple[str, str], at_us: int, post: Callable[[ev.Event], object], event: ev.Event
+    ) -> None:
+        """Sets a timer in place of the one with this name; at 0 there is none any more."""
+        self.drop(name)
+        if not at_us:
+            return
+        seconds = max(0.0, (at_us - now_us()) / 1_000_000)
+        self._handles[name] = asyncio.get_running_loop().call_later(
+            seconds + 0.001, self._passed, name, at_us, post, event
+        )
+
+    def _passed(
+        self, name: tuple[str, str], at_us: int, post: Callable[[ev.Event], object], event: ev.Event
+    ) -> None:
+        self._handles.pop(name, None)
+        if now_us() < at_us:  # the wall clock was set back meanwhile
+            self.set(name, at_us, post, event)
+            return
+        post(event)
+
+    def drop(self, name: tuple[str, str]) -> None:
+        """Forgets a timer."""
+        if (handle := self._handles.pop(name, None)) is not None:
+            handle.cancel()
+
+    def close(self) -> None:
+        """Forgets all."""
+        for handle in self._handles.values():
+            handle.cancel()
+
+
 class Executor:
     """Routes commands to the parts that carry them out."""
 
-    def __init__(self, loop: Loop, pool: HostPool, checker: Checker, nursery: Nursery) -> None:
+    def __init__(
+        self, loop: Loop, pool: HostPool, tools: ToolServers, checker: Checker, nursery: Nursery
+    ) -> None:
         self._loop = loop
         self._pool = pool
         self._checker = checker
         self._nursery = nursery
-        self._timers: dict[InvocationId, asyncio.TimerHandle] = {}
+        self._tools = tools
+        self._timers = Timers()
 
     def issue(self, command: cmd.Command) -> None:
         """Begins to carry out a command and returns at once."""
         match command:
             case cmd.CheckContract():
                 self._nursery.start(self._check(command), name="check-contract")
-            case cmd.SetDeadline():
-                self._set_deadline(command)
-            case cmd.DropDeadline():
-                self._drop_deadline(command.invocation_id)
+            case cmd.SetDeadline(invocation_id=invocation_id, at_us=at_us):
+                passed = ev.DeadlinePassed(invocation_id=invocation_id)
+                self._timers.set(("deadline", invocation_id), at_us, self._loop.post, passed)
+            case cmd.DropDeadline(invocation_id=invocation_id):
+                self._timers.drop(("deadline", invocation_id))
+            case cmd.SetIdleTimer(invocation_id=invocation_id, at_us=at_us):
+                idle = ev.IdlePassed(invocation_id=invocation_id)
+                self._timers.set(("idle", invocation_id), at_us, self._loop.post, idle)
+            case cmd.CallTool(tool_call_id=tool_call_id, deadline_us=at_us):
+                late = ev.ToolTimeout(tool_call_id=tool_call_id)
+                self._timers.set(("tool", tool_call_id), at_us, self._loop.post, late)
+                (self._pool.issue if command.sandbox_id else self._tools.call)(command)
+            case cmd.EndToolCall(tool_call_id=tool_call_id):
+                self._timers.drop(("tool", tool_call_id))
+                (self._pool.issue if command.sandbox_id else self._tools.end)(command)
             case _:
                 self._pool.issue(command)
 
@@ -106,28 +162,9 @@ class Executor:
             )
         self._loop.post(verdict)
 
-    def _set_deadline(self, command: cmd.SetDeadline) -> None:
-        self._drop_deadline(command.invocation_id)
-        seconds = max(0.0, (command.at_us - now_us()) / 1_000_000)
-        self._timers[command.invocation_id] = asyncio.get_running_loop().call_later(
-            seconds + 0.001, self._passed, command
-        )
-
-    def _passed(self, command: cmd.SetDeadline) -> None:
-        self._timers.pop(command.invocation_id, None)
-        if now_us() < command.at_us:  # the wall clock was set back meanwhile
-            self._set_deadline(command)
-            return
-        self._loop.post(ev.DeadlinePassed(invocation_id=command.invocation_id))
-
-    def _drop_deadline(self, invocation_id: InvocationId) -> None:
-        if (timer := self._timers.pop(invocation_id, None)) is not None:
-            timer.cancel()
-
     def close(self) -> None:
         """Forgets the timers."""
-        for timer in self._timers.values():
-            timer.cancel()
+        self._timers.close()
 
 
 class Controller:
@@ -144,6 +181,7 @@ class Controller:
         self._pool: HostPool
         self._checker: Checker
         self._stores: Stores
+        self._tools: ToolServers
 
     def stop(self) -> None:
         """Asks for a graceful end."""
@@ -172,6 +210,7 @@ class Controller:
                 self._loop.draining = True
                 self._loop.flush()
                 self._loop.watchers.notify_all()
+                self._tools.wake()
                 await server.stop(STOP_SECONDS)
 
     async def _open(self, stack: AsyncExitStack) -> None:
@@ -204,7 +243,9 @@ class Controller:
         )
         self._pool = HostPool(services, f"unix:{self._settings.host_socket}")
         stack.push_async_callback(self._pool.close)
-        executor = Executor(self._loop, self._pool, self._checker, nursery)
+        self._tools = ToolServers(self._config, self._loop, self._checker)
+        stack.callback(self._tools.close)
+        executor = Executor(self._loop, self._pool, self._tools, self._checker, nursery)
         stack.callback(executor.close)
         self._sessions = Sessions(self._loop, self._config.session_grace_seconds, self._changed.set)
         stack.callback(self._sessions.close)
@@ -269,6 +310,8 @@ class Controller:
             output=self._stores.outputs,
             checker=self._checker,
             sessions=self._sessions,
+            tool_servers=self._tools,
+            stdin=self._pool,
         )
         add_InvocationServiceServicer_to_server(InvocationServicer(parts), server)
         artifact_servicer = ArtifactServicer(
@@ -278,6 +321,10 @@ class Controller:
             now_us=now_us,
         )
         add_ArtifactServiceServicer_to_server(artifact_servicer, server)
+        workspace = WorkspaceServicer(
+            WorkspaceParts(loop=self._loop, journal=self._stores.journal, files=self._pool)
+        )
+        add_WorkspaceServiceServicer_to_server(workspace, server)
         status = health.HealthServicer()
         for name in ("", *SERVICES):
             status.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -14,7 +14,7 @@ from google.protobuf import duration_pb2, timestamp_pb2
 from google.protobuf.message import Message
 
 from controller.core.errors import Reason, Refused
-from controller.core.ids import ArtifactId, InvocationId, is_id
+from controller.core.ids import ArtifactId, InvocationId, ToolId, is_id, tool_owner
 from controller.core.model import (
     Artifact,
     ArtifactReference,
@@ -32,12 +32,14 @@ from controller.core.model import (
     ResourceRequest,
     SpawnRequest,
     State,
+    ToolGrant,
+    ToolMethod,
     Value,
 )
 from controller.engine.implied import shown_state
 from controller.engine.state import Node
 from controller.store.ports import ArtifactRow, InvocationRow
-from hutch.v1 import artifact_pb2, ending_pb2, invocation_pb2, value_pb2
+from hutch.v1 import artifact_pb2, ending_pb2, invocation_pb2, tool_pb2, value_pb2
 
 MIB = 1024 * 1024
 PROGRAM_BYTES = MIB
@@ -48,6 +50,9 @@ INPUTS = 256
 NAME_CHARACTERS = 128
 DESCRIPTION_CHARACTERS = 2000
 LABEL_CHARACTERS = 200
+TOOLS = 256
+TOOL_METHODS = 64
+TOOL_CHARACTERS = 4000
 PATTERNS = 64
 PATTERN_CHARACTERS = 512
 US = 1_000_000
@@ -84,12 +89,21 @@ def spec_in(
     """
     if spec.WhichOneof("work") == "task":
         raise Refused(Reason.NOT_BUILT, "agent mode is not built yet", field="task")
-    named = [_input_in(item) for item in spec.inputs] if inputs is None else inputs
+    named = [input_in(item) for item in spec.inputs] if inputs is None else inputs
+    mode, source, idle_seconds = Mode.PROGRAM, "", None
+    if program is None and spec.WhichOneof("work") == "interactive":
+        mode = Mode.INTERACTIVE
+        if spec.interactive.HasField("idle_timeout"):
+            idle_seconds = seconds_of(spec.interactive.idle_timeout)
+        if spec.retry_on_loss:
+            raise _invalid("retry_on_loss", "a box cannot run again: its client feeds it")
+    else:
+        source = source_in("program", spec.program.encode() if program is None else program)
     return InvocationSpec(
-        mode=Mode.PROGRAM,
-        program=_program(spec.program.encode() if program is None else program),
-        inputs=_inputs(named),
-        contract=_contract_in(spec),
+        mode=mode,
+        program=source,
+        inputs=inputs_in(named),
+        contract=_contract_in(spec, mode),
         spawn=SpawnRequest(
             max_depth=_optional(spec.spawn, "max_depth"),
             max_children=_optional(spec.spawn, "max_children"),
@@ -111,6 +125,9 @@ def spec_in(
         output_limit_bytes=_optional(spec.output, "output_limit_bytes"),
         label=_text("label", spec.label, LABEL_CHARACTERS),
         retry_on_loss=spec.retry_on_loss,
+        idle_timeout_seconds=idle_seconds,
+        attach_stdin=spec.attach_stdin,
+        tools=_tools_in(spec.tools),
     )
 
 
@@ -118,23 +135,77 @@ def _optional(message: Message, name: str) -> int | None:
     return int(getattr(message, name)) if message.HasField(name) else None
 
 
-def _program(program: bytes) -> str:
-    if len(program) > PROGRAM_BYTES:
+def source_in(field: str, source: bytes) -> str:
+    """The source of a program or of a cell.
+
+    Raises:
+        Refused: PAYLOAD_TOO_LARGE; FIELD_INVALID when it is empty, not UTF-8, or has null bytes.
+    """
+    if len(source) > PROGRAM_BYTES:
         raise Refused(
             Reason.PAYLOAD_TOO_LARGE,
-            f"the program has {len(program)} bytes, the limit is {PROGRAM_BYTES}",
-            field="program",
+            f"the {field} has {len(source)} bytes, the limit is {PROGRAM_BYTES}",
+            field=field,
             limit=str(PROGRAM_BYTES),
         )
     try:
-        text = program.decode("utf-8")
+        text = source.decode("utf-8")
     except UnicodeDecodeError as problem:
-        raise _invalid("program", f"it is not UTF-8: {problem.reason}") from None
-    if not text.strip():
-        raise _invalid("program", "there is no task and no program: give one of them")
+        raise _invalid(field, f"it is not UTF-8: {problem.reason}") from None
+    if field == "program" and not text.strip():
+        raise _invalid(field, "there is no task and no program: give one of them")
     if "\0" in text:
-        raise _invalid("program", "it has null bytes")
+        raise _invalid(field, "it has null bytes")
     return text
+
+
+def _tools_in(tools: Sequence[tool_pb2.ToolGrant]) -> tuple[ToolGrant, ...]:
+    if len(tools) > TOOLS:
+        raise _invalid("tools", f"at most {TOOLS}")
+    found: dict[ToolId, ToolGrant] = {}
+    for tool in tools:
+        tool_id = ToolId(tool.tool_id)
+        if not tool_owner(tool_id) or tool_id in found:
+            raise _invalid("tools", f"{tool_id[:100]!r} is no tool's id, or is given twice")
+        if len(tool.methods) > TOOL_METHODS:
+            raise _invalid("tools", f"an object has at most {TOOL_METHODS} methods")
+        found[tool_id] = ToolGrant(
+            tool_id=tool_id,
+            name=_text("tools.name", tool.name, NAME_CHARACTERS),
+            description=_text("tools.description", tool.description, TOOL_CHARACTERS),
+            signature=_text("tools.signature", tool.signature, DESCRIPTION_CHARACTERS),
+            methods=tuple(
+                ToolMethod(
+                    name=_text("tools.methods.name", item.name, NAME_CHARACTERS),
+                    signature=_text("tools.methods.signature", item.signature, TOOL_CHARACTERS),
+                    description=_text(
+                        "tools.methods.description", item.description, TOOL_CHARACTERS
+                    ),
+                )
+                for item in tool.methods
+            ),
+            delegable=tool.delegable,
+            timeout_seconds=seconds_of(tool.timeout) if tool.HasField("timeout") else None,
+        )
+    return tuple(found.values())
+
+
+def tool_out(tool: ToolGrant) -> tool_pb2.ToolGrant:
+    """A tool as the sandbox that may call it is told of it."""
+    return tool_pb2.ToolGrant(
+        tool_id=tool.tool_id,
+        name=tool.name,
+        description=tool.description,
+        signature=tool.signature,
+        methods=[
+            tool_pb2.ToolMethod(
+                name=item.name, signature=item.signature, description=item.description
+            )
+            for item in tool.methods
+        ],
+        delegable=tool.delegable,
+        timeout=duration(tool.timeout_seconds) if tool.timeout_seconds is not None else None,
+    )
 
 
 def _invalid(field: str, problem: str) -> Refused:
@@ -158,11 +229,17 @@ def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def _input_in(item: value_pb2.NamedValue) -> NamedValue:
+def input_in(item: value_pb2.NamedValue) -> NamedValue:
+    """One named value, whose value is not looked into."""
     return NamedValue(name=item.name, value=value_in(item.value), description=item.description)
 
 
-def _inputs(inputs: Sequence[NamedValue]) -> tuple[NamedValue, ...]:
+def inputs_in(inputs: Sequence[NamedValue]) -> tuple[NamedValue, ...]:
+    """Named values whose names may be bound.
+
+    Raises:
+        Refused: FIELD_INVALID.
+    """
     if len(inputs) > INPUTS:
         raise _invalid("inputs", f"at most {INPUTS}")
     seen: set[str] = set()
@@ -179,7 +256,7 @@ def _inputs(inputs: Sequence[NamedValue]) -> tuple[NamedValue, ...]:
     return tuple(inputs)
 
 
-def _contract_in(spec: invocation_pb2.InvocationSpec) -> Contract | None:
+def _contract_in(spec: invocation_pb2.InvocationSpec, mode: Mode) -> Contract | None:
     if not spec.HasField("contract"):
         return None
     schema = spec.contract.schema_json
@@ -190,9 +267,9 @@ def _contract_in(spec: invocation_pb2.InvocationSpec) -> Contract | None:
             field="contract",
             limit=str(SCHEMA_BYTES),
         )
-    if spec.contract.max_failures:
+    if spec.contract.max_failures and mode is Mode.PROGRAM:
         raise _invalid("contract", "max_failures must be 0 in mode program")
-    return Contract(schema_json=schema)
+    return Contract(schema_json=schema, max_failures=spec.contract.max_failures)
 
 
 def value_in(value: value_pb2.Value) -> Value:
@@ -256,6 +333,11 @@ def failure_in(failure: ending_pb2.Failure) -> Failure:
         reason=failure.reason[:64],
         mismatch=mismatch,
     )
+
+
+def failure_of(refused: Refused) -> Failure:
+    """A refusal as the failure that code meets."""
+    return Failure(message=refused.message, reason=refused.reason.value)
 
 
 def failure_out(failure: Failure) -> ending_pb2.Failure:
@@ -405,6 +487,7 @@ def invocation_out(node: Node) -> invocation_pb2.Invocation:
         stderr_bytes=node.stderr_bytes,
         driver=node.driver or granted.driver,
         artifact_count=node.artifact_count,
+        cell_count=len(node.ended_cells),
         spawned_by=f"{node.spawned_by[1]}/{node.spawned_by[2]}" if node.spawned_by else "",
     )
     for name in ("max_depth", "max_children", "max_concurrent", "max_descendants"):

@@ -125,7 +125,7 @@ def refuse(draft: Draft, node: Node, call_id: CallId, refused: Refused) -> None:
 
 def _for_tool(draft: Draft, event: ev.InvocationRequested) -> rec.Admitted:
     """What a client's tool asks for while it serves a call: a child of whoever called it."""
-    found = draft.state.tool_calls.get(event.tool_call_id)
+    found = draft.state.tool_calls.get(event.tool_call_id) if event.tool_call_id else None
     if found is None or draft.state.nodes[found[0]].tenant_id != event.tenant_id:
         message = "tool_call_id: no such open tool call"
         raise Refused(Reason.FIELD_INVALID, message, field="tool_call_id")

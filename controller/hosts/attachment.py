@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
@@ -16,10 +17,17 @@ import grpc
 import grpc.aio
 import structlog
 
-from controller import convert
-from controller.core.errors import Refused
+from controller import convert, convert_cells
+from controller.core.errors import Reason, Refused
 from controller.core.ids import CallId, CellId
-from controller.core.model import NONE_VALUE, CellOutcome, Evidence, Failure, GoneCause
+from controller.core.model import (
+    NONE_VALUE,
+    CellOutcome,
+    Evidence,
+    Failure,
+    GoneCause,
+    ShownData,
+)
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.implied import answer
@@ -27,16 +35,19 @@ from controller.engine.state import Node
 from controller.hosts.blobs import BlobRefused, InboundBlobs, OutboundContents
 from controller.hosts.calls import Calls
 from controller.hosts.files import FileCapture
+from controller.hosts.live import FileOperations, StdinWriter, ToolDeliveries
 from controller.hosts.services import Services
 from controller.store.ports import ArtifactNotFound, OutputGap
-from hutch.v1 import cell_pb2, host_pb2, invocation_pb2
+from hutch.v1 import host_pb2, invocation_pb2
 from hutch.v1 import host_service_pb2 as hs
 from hutch.v1 import invocation_service_pb2 as isv
+from hutch.v1 import sandbox_file_pb2 as sf
 
 log = structlog.get_logger(__name__)
 
 ACK_BYTES = 1024 * 1024
 ACK_EVENTS = 64
+TEXT_CHARACTERS = 64 * 1024
 ANSWERED = 64
 HANG_UP_SECONDS = 5.0
 REPLY_BYTES = 4 * 1024 * 1024  # of answers that wait; above it no call is heard
@@ -60,6 +71,8 @@ class Attachment:
         self._services = services
         self._command = command
         self._invocation_id = command.invocation_id
+        self._tree_id = node.tree_id
+        self._is_box = node.interactive
         self._output_id = convert.output_id(command.invocation_id, node.attempt)
         self._blobs = InboundBlobs(services, command.tenant_id)
         self._outbound = OutboundContents(services, command.tenant_id)
@@ -84,6 +97,10 @@ class Attachment:
         self._answered_bytes = 0
         self._resume: hs.SandboxAttached | None = None
         self._captures_itself = False  # the cell's end began the capture
+        self._boxed: cmd.RunCell | None = None  # of a box: the one that runs
+        self._tools = ToolDeliveries(services, command, self._calls, self._blobs, self._outbound)
+        self.stdin = StdinWriter()
+        self.files = FileOperations()
         self.capture: cmd.CaptureArtifacts | None = None
         self.gone = asyncio.Event()
 
@@ -102,6 +119,49 @@ class Attachment:
         self._forget_replies()  # the code that waits for them is being ended
         if not self._captures_itself:
             self._put(self._send_capture)
+
+    def run_cell(self, command: cmd.RunCell) -> None:
+        """Gives a box its next cell."""
+        self._boxed = command
+        self._put(self._send_cell)
+
+    def interrupt(self, command: cmd.InterruptCell) -> None:
+        """Interrupts the cell that runs."""
+        interrupt = hs.CellInterrupt(cell_id=command.cell_id)
+        self._put(lambda: self._send(hs.AttachSandboxRequest(interrupt=interrupt)))
+
+    def call_tool(self, command: cmd.CallTool) -> None:
+        """Has the sandbox's code run a tool of its own."""
+        self._tools.add(command)
+        self._put(lambda: self._tools.send(command, self._send))
+
+    def end_tool_call(self, command: cmd.EndToolCall) -> None:
+        """Forgets a tool call that is over."""
+        self._tools.remove(command)
+        if command.cancel:
+            cancel = hs.ToolCancel(call_id=command.tool_call_id)
+            self._put(lambda: self._send(hs.AttachSandboxRequest(tool_cancel=cancel)))
+
+    async def write_stdin(self, offset: int, data: bytes, *, close: bool) -> int:
+        """Gives the code standard input; the offset up to which it has come.
+
+        Raises:
+            Refused: FIELD_INVALID for a gap; HOST_UNAVAILABLE when the stream was cut meanwhile.
+        """
+        return await self.stdin.write(offset, data, self._post, close=close)
+
+    async def file_operation(self, operation: sf.FileOperation) -> sf.FileOutcome:
+        """Works on a file of the sandbox.
+
+        Raises:
+            Refused: HOST_UNAVAILABLE when the stream was cut before the outcome came.
+        """
+        return await self.files.run(operation, self._post)
+
+    def _post(self, request: hs.AttachSandboxRequest) -> None:
+        if self._stream is None:
+            raise Refused(Reason.HOST_UNAVAILABLE, "the sandbox's stream is cut; try again")
+        self._put(lambda: self._send(request))
 
     def _put(self, item: Item) -> None:
         if self._stream is not None:
@@ -124,23 +184,30 @@ class Attachment:
         await self._stream.write(request)
 
     async def _send_cell(self) -> None:
-        command = self._command
+        command, boxed = self._command, self._boxed
         inputs = [
             hs.NamedContent(
                 name=item.name, value=await self._outbound.of_value(item.value, self._send)
             )
-            for item in command.inputs
+            for item in (command if boxed is None else boxed).inputs
         ]
+        code = command.program if boxed is None else boxed.code
         cell = hs.RunCell(
-            cell_id=command.cell_id,
-            code=await self._outbound.of_bytes(command.program.encode(), self._send),
+            cell_id=command.cell_id if boxed is None else boxed.cell_id,
+            code=await self._outbound.of_bytes(code.encode(), self._send),
             inputs=inputs,
-            mode=invocation_pb2.INVOCATION_MODE_PROGRAM,
+            mode=invocation_pb2.InvocationMode.Value(f"INVOCATION_MODE_{command.mode.upper()}"),
             invocation_id=command.invocation_id,
             depth=command.depth,
             max_depth=command.granted.spawn.max_depth,
-            capture=self._capture_request(command.granted.artifact_patterns),
+            tools=[convert.tool_out(tool) for tool in command.granted.tools],
+            stdin=command.attach_stdin,
         )
+        if boxed is None:
+            capture = self._capture_request(command.granted.artifact_patterns)
+            cell.capture.CopyFrom(capture)
+        elif boxed.timeout_seconds is not None:
+            cell.timeout.CopyFrom(convert.duration(boxed.timeout_seconds))
         await self._send(hs.AttachSandboxRequest(run_cell=cell))
 
     async def _send_reply(self, command: cmd.Reply) -> None:
@@ -203,8 +270,10 @@ class Attachment:
         attach.after_sequence = self._sequence
         attach.spec.CopyFrom(self._spec())
         self._queue.append(lambda: self._send(hs.AttachSandboxRequest(attach=attach)))
-        if self._command.run:
+        if self._command.run or self._boxed is not None:
             self._queue.append(self._send_cell)
+        for delivery in self._tools.open():
+            self._queue.append(functools.partial(self._tools.send, delivery, self._send))
         if self.capture is not None:
             self._queue.append(self._send_capture)
         self._wake.set()
@@ -218,6 +287,8 @@ class Attachment:
             await reader
         finally:
             self._stream = None
+            self.stdin.cut()
+            self.files.cut()
             for task in (writer, reader):
                 task.cancel()
             await asyncio.wait({writer, reader})
@@ -332,6 +403,7 @@ class Attachment:
         match response.WhichOneof("event"):
             case "attached":
                 self._resume = response.attached
+                self.stdin.attached(response.attached.stdin_offset)
             case "ready":
                 return loop.post(
                     ev.SandboxStarted(
@@ -349,6 +421,15 @@ class Attachment:
                 return await self._call(response.call)
             case "cell_completed":
                 return await self._cell(response.cell_completed)
+            case "display":
+                return await self._shown(response.display)
+            case "tool_result":
+                return await self._tools.result(response.tool_result)
+            case "stdin_taken":
+                self.stdin.taken(response.stdin_taken.offset)
+            case "file_outcome":
+                self._output_since_ack += len(response.file_outcome.data)
+                self.files.outcome(response.file_outcome)
             case "file":
                 await self._files.add(response.file)
             case "capture_completed":
@@ -404,24 +485,50 @@ class Attachment:
             self._answered_bytes -= _reply_bytes(oldest)
 
     async def _output(self, chunk: hs.OutputChunk) -> None:
-        if chunk.cell_id != self._command.cell_id:
+        if not self._is_box and chunk.cell_id != self._command.cell_id:
             return
         name = "stderr" if chunk.stream == isv.OUTPUT_STREAM_STDERR else "stdout"
-        tenant_id = self._command.tenant_id
         await self._services.output.append(
-            tenant_id, self._output_id, name, chunk.offset, chunk.data
+            self._command.tenant_id, self._kept(chunk.cell_id), name, chunk.offset, chunk.data
         )
         self._output_since_ack += len(chunk.data)
+        if self._is_box:
+            self._services.loop.watchers.printed(self._tree_id, CellId(chunk.cell_id))
+
+    def _kept(self, cell_id: str) -> str:
+        """The name under which a cell's output is kept."""
+        if self._is_box:
+            return convert_cells.cell_output_id(self._invocation_id, cell_id)
+        return self._output_id
+
+    async def _shown(self, display: hs.DisplayShown) -> asyncio.Future[None]:
+        """Takes what a cell shows; what cannot be kept is left out."""
+        data: list[ShownData] = []
+        for item in display.data:
+            try:
+                data.append(await self._blobs.shown(item.media_type, item.content))
+            except Refused as refused:
+                log.info("display_refused", invocation_id=self._invocation_id, why=refused.message)
+        return self._services.loop.post(
+            ev.CellShown(
+                invocation_id=self._invocation_id,
+                sandbox_id=self._command.sandbox_id,
+                cell_id=CellId(display.cell_id),
+                index=display.index,
+                is_result=display.is_result,
+                data=tuple(data),
+            )
+        )
 
     async def _cell(self, cell: hs.CellCompleted) -> asyncio.Future[None]:
         tenant_id = self._command.tenant_id
         self._captures_itself = self._command.run
+        if self._boxed is not None and self._boxed.cell_id == cell.cell_id:
+            self._boxed = None
         if cell.stdout_bytes or cell.stderr_bytes:
-            await self._services.output.sync(tenant_id, self._output_id)
+            await self._services.output.sync(tenant_id, self._kept(cell.cell_id))
         failure = convert.failure_in(cell.failure) if cell.HasField("failure") else None
-        outcome = CellOutcome(
-            cell_pb2.CellOutcome.Name(cell.outcome).removeprefix("CELL_OUTCOME_").lower()
-        )
+        outcome = convert_cells.outcome_in(cell.outcome)
         value = None
         if outcome in (CellOutcome.RETURNED, CellOutcome.COMPLETED):
             value = NONE_VALUE
@@ -452,6 +559,10 @@ class Attachment:
                 evidence=convert.evidence_in(cell.evidence),
                 output_cut=cell.output_cut,
                 failure_errno=cell.failure_errno if cell.HasField("failure_errno") else None,
+                text=cell.text[:TEXT_CHARACTERS],
+                killed_processes=cell.killed_processes,
+                background_processes=cell.background_processes,
+                state_lost=cell.state_lost,
             )
         )
 

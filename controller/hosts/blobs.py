@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from controller.convert import INLINE_VALUE_BYTES, VALUE_BYTES
 from controller.core.errors import Reason, Refused
 from controller.core.ids import ArtifactId, TenantId, new_artifact_id
-from controller.core.model import ArtifactReference, Value
+from controller.core.model import ArtifactReference, ShownData, Value
 from controller.hosts.services import Services
 from controller.store.ports import (
     AlreadyPublished,
@@ -25,6 +25,7 @@ from hutch.v1 import host_service_pb2 as hs
 
 CHUNK_BYTES = 192 * 1024
 OPEN_BLOBS = 16
+SHOWN_BYTES = 64 * 1024
 
 Send = Callable[[hs.AttachSandboxRequest], Awaitable[None]]
 
@@ -133,6 +134,20 @@ class InboundBlobs:
             raise _too_large(len(data), limit)
         return data
 
+    async def shown(self, media_type: str, content: hs.Content) -> ShownData:
+        """One media type of a display; over 64 KiB its bytes become an artifact without a producer.
+
+        Raises:
+            Refused: PAYLOAD_TOO_LARGE, QUOTA_EXCEEDED, STORE_FULL.
+            BlobRefused: the blob is not there.
+        """
+        if content.WhichOneof("body") != "blob_id" and len(content.data) <= SHOWN_BYTES:
+            return ShownData(media_type=media_type, data=content.data)
+        limits = self._services.config.limits
+        staged = await self.staged(content, limits.artifact_bytes)
+        reference = await self._store(staged, content.size_bytes, "display", media_type)
+        return ShownData(media_type=media_type, artifact=reference)
+
     async def value(self, content: hs.Content) -> Value:
         """The value of a content; over 1 MiB it becomes an artifact without a producer.
 
@@ -148,31 +163,34 @@ class InboundBlobs:
         if blob.size > VALUE_BYTES:
             await blob.staged.abort()
             raise _too_large(blob.size, VALUE_BYTES)
+        await blob.staged.finish()
+        return Value(
+            artifact=await self._store(blob.staged, blob.size, "value.json", "application/json")
+        )
+
+    async def _store(
+        self, staged: StagedFile, size: int, name: str, media_type: str
+    ) -> ArtifactReference:
         limit = self._services.config.limits.stored_bytes
-        if self._stored_bytes + blob.size > limit:  # a refused spawn's inputs are stored as well
-            await blob.staged.abort()
+        if self._stored_bytes + size > limit:  # a refused spawn's inputs are stored as well
+            await staged.abort()
             raise Refused(
                 Reason.QUOTA_EXCEEDED, f"more than {limit} bytes of large values", limit=str(limit)
             )
-        self._stored_bytes += blob.size
-        await blob.staged.finish()
+        self._stored_bytes += size
         row = await self._services.artifacts.publish(
             self._tenant_id,
             new_artifact_id(),
-            "value.json",
-            blob.staged,
-            "application/json",
+            name,
+            staged,
+            media_type,
             "",
             self._services.now_us(),
         )
         if isinstance(row, AlreadyPublished):
             row = row.row
-        return Value(
-            artifact=ArtifactReference(
-                artifact_id=ArtifactId(row.artifact_id),
-                sha256=row.sha256,
-                size_bytes=row.size_bytes,
-            )
+        return ArtifactReference(
+            artifact_id=ArtifactId(row.artifact_id), sha256=row.sha256, size_bytes=row.size_bytes
         )
 
     async def staged(self, content: hs.Content, limit: int) -> StagedFile:

@@ -13,14 +13,24 @@ from dataclasses import replace
 
 import structlog
 
-from controller.convert import MIB, PROGRAM_BYTES, artifact_in, output_id, spec_in
+from controller.convert import (
+    MIB,
+    PROGRAM_BYTES,
+    artifact_in,
+    failure_of,
+    output_id,
+    spec_in,
+)
 from controller.core.errors import Reason, Refused
 from controller.core.ids import (
+    ArtifactId,
     CallId,
     CellId,
     InvocationId,
     SandboxId,
+    ToolId,
     new_invocation_id,
+    new_tool_call_id,
 )
 from controller.core.model import Failure, NamedValue, Value
 from controller.engine import commands as cmd
@@ -71,6 +81,8 @@ class Calls:
                     return self._child(call)
                 case "save_artifact":
                     return await self._save(node, call)
+                case "tool":
+                    return await self._tool(call)
                 case "inspect_child":
                     return self._value(call_id, await self._inspect(node, call.inspect_child))
                 case "read_artifact":
@@ -85,8 +97,7 @@ class Calls:
             await self._blobs.discard(_contents(call))
 
     def _failed(self, call_id: CallId, refused: Refused) -> cmd.Reply:
-        failure = Failure(message=refused.message, reason=refused.reason.value)
-        return self._reply(call_id, failure=failure)
+        return self._reply(call_id, failure=failure_of(refused))
 
     def _value(self, call_id: CallId, value: bytes) -> cmd.Reply:
         return self._reply(call_id, value=Value(json=value))
@@ -121,7 +132,9 @@ class Calls:
             spec = spec_in(spawn.spec, program=program, inputs=inputs)
             if spec.contract is not None:
                 await self._services.checker.check_schema(spec.contract.schema_json)
-            readable = await self._services.checker.artifacts_named(self._tenant_id, spec.inputs)
+            readable = await self._services.checker.artifacts_named(
+                self._tenant_id, spec.inputs, spec.tools
+            )
         except Refused as refused:
             return loop.post(
                 ev.SpawnInvalid(
@@ -143,6 +156,34 @@ class Calls:
                 detached=spawn.detached,
             )
         )
+
+    async def _tool(self, call: hs.SandboxCall) -> asyncio.Future[None]:
+        arguments, named = await self.named_value("arguments", call.tool.arguments)
+        return self._services.loop.post(
+            ev.ToolRequested(
+                invocation_id=self._invocation_id,
+                sandbox_id=self._sandbox_id,
+                call_id=CallId(call.call_id),
+                tool_call_id=new_tool_call_id(),
+                tool_id=ToolId(call.tool.tool_id),
+                method=call.tool.method[:200],
+                arguments=arguments,
+                artifact_ids=named,
+            )
+        )
+
+    async def named_value(
+        self, name: str, content: hs.Content
+    ) -> tuple[Value, tuple[ArtifactId, ...]]:
+        """A value that goes from code to code, with the artifacts that it names.
+
+        Raises:
+            BlobRefused: the content is not there.
+            Refused: it is too large, no value, or holds a tool.
+        """
+        value = await self._blobs.value(content)
+        item = NamedValue(name=name, value=value)
+        return value, await self._services.checker.artifacts_named(self._tenant_id, [item])
 
     def _child(self, call: hs.SandboxCall) -> asyncio.Future[None]:
         cancel = call.WhichOneof("operation") == "cancel_child"
@@ -245,6 +286,7 @@ def _contents(call: hs.SandboxCall) -> list[hs.Content]:
         call.spawn.program,
         *(item.value for item in call.spawn.inputs),
         call.save_artifact.content,
+        call.tool.arguments,
     ]
 
 

@@ -15,7 +15,7 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
 from controller.convert import evidence_in
-from controller.core.errors import Reason
+from controller.core.errors import Reason, Refused
 from controller.core.ids import SandboxId
 from controller.core.model import Evidence, GoneCause
 from controller.engine import commands as cmd
@@ -26,6 +26,7 @@ from controller.hosts.link import FIRST_RETRY_SECONDS, LAST_RETRY_SECONDS, HostL
 from controller.hosts.services import Services
 from controller.store.ports import StoreFull
 from hutch.v1 import host_service_pb2 as hs
+from hutch.v1 import sandbox_file_pb2 as sf
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +69,18 @@ class HostPool:
             case cmd.Reply():
                 if (found := self._attachments.get(command.sandbox_id)) is not None:
                     found.reply(command)
+            case cmd.RunCell():
+                if (found := self._attachments.get(command.sandbox_id)) is not None:
+                    found.run_cell(command)
+            case cmd.InterruptCell():
+                if (found := self._attachments.get(command.sandbox_id)) is not None:
+                    found.interrupt(command)
+            case cmd.CallTool():
+                if (found := self._attachments.get(command.sandbox_id)) is not None:
+                    found.call_tool(command)
+            case cmd.EndToolCall():
+                if (found := self._attachments.get(command.sandbox_id)) is not None:
+                    found.end_tool_call(command)
             case cmd.CaptureArtifacts():
                 if (found := self._attachments.get(command.sandbox_id)) is not None:
                     found.capture_files(command)
@@ -76,6 +89,32 @@ class HostPool:
                 self._services.nursery.start(
                     self._destroy(command), name=f"destroy-{command.sandbox_id}"
                 )
+
+    async def write_stdin(
+        self, sandbox_id: SandboxId, offset: int, data: bytes, *, close: bool
+    ) -> int:
+        """Gives a sandbox's code standard input; the offset up to which it has come.
+
+        Raises:
+            Refused: INVOCATION_ENDED; FIELD_INVALID for a gap; HOST_UNAVAILABLE.
+        """
+        return await self._attached(sandbox_id).write_stdin(offset, data, close=close)
+
+    async def file_operation(
+        self, sandbox_id: SandboxId, operation: sf.FileOperation
+    ) -> sf.FileOutcome:
+        """Works on a file of a live sandbox.
+
+        Raises:
+            Refused: INVOCATION_ENDED; HOST_UNAVAILABLE when its outcome was lost.
+        """
+        return await self._attached(sandbox_id).file_operation(operation)
+
+    def _attached(self, sandbox_id: SandboxId) -> Attachment:
+        found = self._attachments.get(sandbox_id)
+        if found is None or found.capture is not None:
+            raise Refused(Reason.INVOCATION_ENDED, "its sandbox is being ended")
+        return found
 
     def _start(self, command: cmd.StartSandbox) -> None:
         node = self._services.loop.state.live(command.invocation_id)

@@ -5,7 +5,7 @@ Called by the invocation servicer. A record that says nothing to a client gives 
 
 from __future__ import annotations
 
-from controller import convert
+from controller import convert, convert_cells
 from controller.core.ids import sandbox_id_of
 from controller.core.model import Ending, State
 from controller.engine import records as rec
@@ -23,6 +23,7 @@ class EventMaker:
     def __init__(self, codec: rec.Codec) -> None:
         self._codec = codec
         self._endings: dict[str, Ending] = {}
+        self._tools: dict[str, str] = {}
 
     def event_of(self, stored: StoredRecord) -> isv.InvocationEvent | None:
         """The event of one record, or None."""
@@ -37,6 +38,7 @@ class EventMaker:
     def _fill(self, event: isv.InvocationEvent, record: rec.Record) -> bool:
         match record:
             case rec.Admitted():
+                self._tools.update({item.tool_id: item.name for item in record.granted.tools})
                 event.accepted.invocation.CopyFrom(_accepted(record))
             case rec.SlotGranted():
                 sandbox_id = sandbox_id_of(record.invocation_id, record.attempt)
@@ -53,6 +55,19 @@ class EventMaker:
                 event.cell_completed.outcome = record.outcome.value
                 event.cell_completed.stdout_bytes = record.stdout_bytes
                 event.cell_completed.stderr_bytes = record.stderr_bytes
+            case rec.CellAccepted():
+                event.cell_accepted.CopyFrom(convert_cells.accepted_out(record))
+            case rec.CellDisplayed():
+                event.display.CopyFrom(convert_cells.display_out(record))
+            case rec.ToolCalled():
+                event.tool_called.call_id = record.tool_call_id
+                event.tool_called.tool_id = record.tool_id
+                event.tool_called.name = self._tools.get(record.tool_id, "")
+                event.tool_called.method = record.method
+            case rec.ToolAnswered():
+                event.tool_answered.call_id = record.tool_call_id
+                if record.failure is not None:
+                    event.tool_answered.failure.CopyFrom(convert.failure_out(record.failure))
             case rec.ValueChecked():
                 event.contract_checked.accepted = record.accepted
                 if record.mismatch is not None:

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import grpc.aio
 
@@ -21,8 +21,10 @@ from controller.core.errors import Reason, Refused
 from controller.core.ids import (
     LOCAL_TENANT,
     InvocationId,
+    SandboxId,
     SessionId,
     TenantId,
+    ToolCallId,
     is_id,
     new_invocation_id,
 )
@@ -31,9 +33,11 @@ from controller.engine import events as ev
 from controller.engine.records import Codec
 from controller.loop import Loop
 from controller.store.ports import ArtifactStore, InvocationRow, Journal, OutputLog, cursor_of
+from controller.wire.boxes import BoxStream, check_box
 from controller.wire.errors import streaming, unary
 from controller.wire.events import EventMaker
 from controller.wire.sessions import Sessions
+from controller.wire.tool_servers import ToolServers
 from hutch.v1 import invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
 from hutch.v1.invocation_service_pb2_grpc import InvocationServiceServicer
@@ -41,11 +45,24 @@ from hutch.v1.invocation_service_pb2_grpc import InvocationServiceServicer
 PAGE_SIZE = 100
 PAGE_MAXIMUM = 1000
 WAIT_MAXIMUM_SECONDS = 60.0
-HEARTBEAT_SECONDS = 10.0
 CHUNK_BYTES = 256 * 1024
+STDIN_BYTES = 1024 * 1024
 STREAMS = {isv.OUTPUT_STREAM_STDOUT: "stdout", isv.OUTPUT_STREAM_STDERR: "stderr"}
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Stdin(Protocol):
+    """Brings standard input to a live sandbox."""
+
+    async def write_stdin(
+        self, sandbox_id: SandboxId, offset: int, data: bytes, *, close: bool
+    ) -> int:
+        """Gives bytes; the offset up to which it has come.
+
+        Raises:
+            Refused: INVOCATION_ENDED; FIELD_INVALID for a gap; HOST_UNAVAILABLE.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +77,8 @@ class InvocationParts:
     output: OutputLog
     checker: Checker
     sessions: Sessions
+    tool_servers: ToolServers
+    stdin: Stdin
 
 
 class InvocationServicer(InvocationServiceServicer):
@@ -82,7 +101,7 @@ class InvocationServicer(InvocationServiceServicer):
         try:
             while True:
                 yield self._greeting()
-                await asyncio.sleep(HEARTBEAT_SECONDS)
+                await asyncio.sleep(self._parts.config.heartbeat_seconds)
         finally:
             sessions.closed(session_id)
 
@@ -104,7 +123,9 @@ class InvocationServicer(InvocationServiceServicer):
         tenant_id = LOCAL_TENANT
         _visible("request_id", request.request_id)
         _refuse_if_draining(self._parts.loop)
-        digest = hashlib.sha256(request.spec.SerializeToString(deterministic=True)).hexdigest()
+        digest = hashlib.sha256(
+            request.spec.SerializeToString(deterministic=True) + request.tool_call_id.encode()
+        ).hexdigest()
         known = await self._parts.journal.get_request(tenant_id, request.request_id)
         if known is not None:
             if known.content_digest != digest:
@@ -128,6 +149,7 @@ class InvocationServicer(InvocationServiceServicer):
                 content_digest=digest,
                 session_id=session_id,
                 cancel_on_disconnect=request.cancel_on_disconnect,
+                tool_call_id=ToolCallId(request.tool_call_id) if request.tool_call_id else None,
             )
         )
         state = self._parts.loop.state
@@ -146,7 +168,7 @@ class InvocationServicer(InvocationServiceServicer):
         checker = self._parts.checker
         if spec.contract is not None:
             await checker.check_schema(spec.contract.schema_json)
-        readable = await checker.check_inputs(tenant_id, spec.inputs)
+        readable = await checker.check_inputs(tenant_id, spec.inputs, spec.tools)
         return replace(spec, readable_artifacts=readable)
 
     async def _created(
@@ -299,6 +321,75 @@ class InvocationServicer(InvocationServiceServicer):
                 return
             await self._parts.output.changed(LOCAL_TENANT, kept, name, size)
             row = await self._row(LOCAL_TENANT, request.invocation_id)
+
+    @streaming
+    async def AttachInvocation(
+        self, request_iterator: AsyncIterator[isv.AttachInvocationRequest], context: Context
+    ) -> AsyncIterator[isv.AttachInvocationResponse]:
+        """Feeds an interactive box."""
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "attach":
+            raise Refused(Reason.FIELD_INVALID, "`attach` must come first", field="attach")
+        row = await self._row(LOCAL_TENANT, first.attach.invocation_id)
+        check_box(row)
+        parts = self._parts
+        stream = BoxStream(
+            config=parts.config,
+            loop=parts.loop,
+            journal=parts.journal,
+            output=parts.output,
+            checker=parts.checker,
+            codec=self._codec,
+            tenant_id=LOCAL_TENANT,
+            row=row,
+            attach=first.attach,
+        )
+        async for message in stream.run(request_iterator):
+            yield message
+
+    @unary
+    async def WriteStdin(
+        self, request: isv.WriteStdinRequest, context: Context
+    ) -> isv.WriteStdinResponse:
+        """Gives the code standard input."""
+        if len(request.data) > STDIN_BYTES:
+            raise Refused(
+                Reason.PAYLOAD_TOO_LARGE, f"at most {STDIN_BYTES} bytes", limit=str(STDIN_BYTES)
+            )
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        loop, tree_id = self._parts.loop, InvocationId(row.tree_id)
+        changed = loop.watchers.subscribe(tree_id)
+        try:
+            while True:
+                changed.clear()
+                node = loop.state.live(InvocationId(request.invocation_id))
+                if node is None or node.ending is not None:
+                    raise Refused(Reason.INVOCATION_ENDED, "it has ended")
+                if not node.spec.attach_stdin:
+                    message = "it was made without standard input"
+                    raise Refused(Reason.FIELD_INVALID, message, field="invocation_id")
+                if node.state is State.RUNNING:
+                    break
+                await changed.wait()
+                _refuse_if_draining(loop)
+        finally:
+            loop.watchers.unsubscribe(tree_id, changed)
+        offset = await self._parts.stdin.write_stdin(
+            node.sandbox_id, request.offset, request.data, close=request.close
+        )
+        return isv.WriteStdinResponse(offset=offset)
+
+    @streaming
+    async def ServeTools(
+        self, request_iterator: AsyncIterator[isv.ServeToolsRequest], context: Context
+    ) -> AsyncIterator[isv.ServeToolsResponse]:
+        """Has a client's tools called."""
+        _refuse_if_draining(self._parts.loop)
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "start":
+            raise Refused(Reason.FIELD_INVALID, "`start` must come first", field="start")
+        async for message in self._parts.tool_servers.serve(first.start, request_iterator):
+            yield message
 
     @unary
     async def CancelInvocation(

@@ -1,0 +1,349 @@
+"""One `AttachInvocation` stream: cells and interrupts up; output, displays and results down.
+
+Made by the invocation servicer for each stream. Everything down is made by one coroutine, in order:
+it follows what becomes durable in the tree and reads output from the log, so that a slow client
+slows only itself and a new stream can go on where an old one was cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from controller import convert, convert_cells
+from controller.checks import Checker
+from controller.config import ControllerConfig
+from controller.core.errors import Reason, Refused
+from controller.core.ids import CellId, InvocationId, TenantId
+from controller.core.model import CellOutcome
+from controller.engine import events as ev
+from controller.engine import records as rec
+from controller.loop import Feed, Loop
+from controller.store.ports import InvocationRow, Journal, OutputLog
+from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_service_pb2 as isv
+
+CHUNK_BYTES = 256 * 1024
+REFUSALS = 1000
+POSITIONS = 1000  # ended cells whose later output is told
+STREAMS = (("stdout", isv.OUTPUT_STREAM_STDOUT), ("stderr", isv.OUTPUT_STREAM_STDERR))
+
+Requests = AsyncIterator[isv.AttachInvocationRequest]
+Response = isv.AttachInvocationResponse
+
+
+class BoxStream:
+    """A client's stream to one box."""
+
+    def __init__(
+        self,
+        *,
+        config: ControllerConfig,
+        loop: Loop,
+        journal: Journal,
+        output: OutputLog,
+        checker: Checker,
+        codec: rec.Codec,
+        tenant_id: TenantId,
+        row: InvocationRow,
+        attach: isv.AttachBox,
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._journal = journal
+        self._output = output
+        self._checker = checker
+        self._codec = codec
+        self._tenant_id = tenant_id
+        self._tree_id = InvocationId(row.tree_id)
+        self._invocation_id = InvocationId(row.invocation_id)
+        self._row = row
+        self._attach = attach
+        self._sequence = 0
+        self._feed: Feed
+        self._refusals: asyncio.Queue[isv.BoxRefusal] = asyncio.Queue(REFUSALS)
+        self._again: deque[CellId] = deque()  # ended before they were given once more
+        self._own: dict[CellId, None] = {}  # given on this stream, not ended
+        self._half_closed = False
+        self._positions: dict[CellId, list[int]] = {
+            CellId(item.cell_id): [item.stdout_offset, item.stderr_offset]
+            for item in attach.positions
+        }
+        self._returned: rec.CellRecorded | None = None  # its value is being checked
+        self._over = False
+
+    async def run(self, requests: Requests) -> AsyncIterator[Response]:
+        """What the client is told, until the box has ended or the client has had its answers."""
+        watchers = self._loop.watchers
+        self._feed = watchers.follow(self._tree_id)
+        reader = asyncio.create_task(self._read(requests), name="box-read")
+        try:
+            yield Response(attached=self._greeting())
+            await self._loop.settled()
+            async for message in self._replay():
+                yield message
+            while not self._over:
+                async for message in self._news():
+                    yield message
+                if self._over or (self._half_closed and not self._own):
+                    break
+                if reader.done() and not self._half_closed:
+                    reader.result()
+                if self._loop.draining:
+                    raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
+                if self._nothing_new():
+                    try:
+                        async with asyncio.timeout(self._config.heartbeat_seconds):
+                            await self._feed.changed.wait()
+                    except TimeoutError:
+                        yield Response(heartbeat=isv.Heartbeat())
+                self._feed.changed.clear()
+        finally:
+            watchers.unfollow(self._tree_id, self._feed)
+            reader.cancel()
+            await asyncio.wait({reader})
+            if not self._half_closed:
+                self._disconnected()
+
+    def _greeting(self) -> isv.BoxAttached:
+        found = isv.BoxAttached(invocation=convert.invocation_of_row(self._row))
+        node = self._loop.state.live(self._invocation_id)
+        if node is not None:
+            running = node.next_cell
+            found.invocation.CopyFrom(convert.invocation_out(node))
+            found.running_cell_id = running.cell_id if running is not None else ""
+            found.waiting_cell_ids.extend(
+                item for item in node.open_cells if item != found.running_cell_id
+            )
+        return found
+
+    # Up.
+
+    async def _read(self, requests: Requests) -> None:
+        try:
+            async for request in requests:
+                await self._take(request)
+        finally:
+            self._feed.changed.set()
+        self._half_closed = True
+
+    async def _take(self, request: isv.AttachInvocationRequest) -> None:
+        cell_id = request.submit.cell_id or request.interrupt.cell_id
+        try:
+            match request.WhichOneof("message"):
+                case "submit":
+                    await self._submit(request.submit)
+                case "interrupt":
+                    self._loop.post(
+                        ev.InterruptRequested(
+                            invocation_id=self._invocation_id,
+                            cell_id=convert_cells.cell_id_in(cell_id),
+                            queue=request.interrupt.queue,
+                        )
+                    )
+                case _:
+                    raise Refused(Reason.FIELD_INVALID, "`attach` comes once, first")
+        except Refused as refused:
+            refusal = isv.BoxRefusal(
+                cell_id=cell_id[:64], reason=refused.reason.value, message=refused.message
+            )
+            self._feed.changed.set()
+            await self._refusals.put(refusal)  # a client that does not read is not heard
+            self._feed.changed.set()
+
+    async def _submit(self, submit: isv.SubmitCell) -> None:
+        cell_id = convert_cells.cell_id_in(submit.cell_id)
+        if self._loop.draining:
+            raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
+        code = convert.source_in("code", submit.code.encode())
+        inputs = convert.inputs_in([convert.input_in(item) for item in submit.inputs])
+        timeout = convert_cells.timeout_in(submit)
+        node = self._loop.state.live(self._invocation_id)
+        tools = node.granted.tools if node is not None else ()
+        readable = await self._checker.check_inputs(self._tenant_id, inputs, tools)
+        if node is not None and cell_id in node.ended_cells:
+            self._again.append(cell_id)
+            self._feed.changed.set()
+            return
+        self._own[cell_id] = None
+        try:
+            self._loop.post(
+                ev.CellSubmitted(
+                    invocation_id=self._invocation_id,
+                    cell_id=cell_id,
+                    code=code,
+                    inputs=inputs,
+                    readable_artifacts=readable,
+                    timeout_seconds=timeout,
+                    refuse_busy=submit.queueing == isv.CELL_QUEUEING_REFUSE,
+                )
+            )
+        except Refused:
+            self._own.pop(cell_id, None)
+            raise
+
+    def _disconnected(self) -> None:
+        """What becomes of this stream's cells when it was cut."""
+        if self._attach.on_disconnect != isv.DISCONNECT_ACTION_CANCEL:
+            return
+        for cell_id in reversed(list(self._own)):  # those that wait first: none begins meanwhile
+            try:
+                self._loop.post(
+                    ev.InterruptRequested(
+                        invocation_id=self._invocation_id, cell_id=cell_id, queue=False
+                    )
+                )
+            except Refused:
+                return  # the box has ended
+
+    # Down.
+
+    def _nothing_new(self) -> bool:
+        feed = self._feed
+        known = feed.facts or feed.missed or feed.printed or self._again
+        return not known and self._refusals.empty()
+
+    async def _replay(self) -> AsyncIterator[Response]:
+        """What is in the journal and was not told on this stream."""
+        self._feed.missed = False
+        async for sequence, record in self._journalled(self._sequence):
+            self._sequence = sequence
+            async for message in self._told(sequence, record):
+                yield message
+
+    async def _tell_again(self, cell_id: CellId) -> AsyncIterator[Response]:
+        """What a cell came to that ended before it was given once more."""
+        found: rec.CellRecorded | None = None
+        async for sequence, record in self._journalled(0):
+            match record:
+                case rec.CellRecorded() if record.cell_id == cell_id:
+                    found = record
+                    if not record.check:
+                        cell = convert_cells.cell_out(record)
+                        yield Response(sequence=sequence, cell_completed=cell)
+                        return
+                case rec.ValueChecked() if found is not None:
+                    cell = convert_cells.cell_out(found, record)
+                    yield Response(sequence=sequence, cell_completed=cell)
+                    return
+
+    async def _journalled(self, after_sequence: int) -> AsyncIterator[tuple[int, rec.Record]]:
+        while True:
+            stored = await self._journal.read_tree(
+                self._tenant_id, self._tree_id, after_sequence=after_sequence
+            )
+            for item in stored:
+                after_sequence = item.sequence
+                if item.invocation_id == self._invocation_id:
+                    yield item.sequence, self._codec.load(item.payload)
+            if not stored:
+                return
+
+    async def _news(self) -> AsyncIterator[Response]:
+        feed = self._feed
+        while not self._refusals.empty():
+            yield Response(refused=self._refusals.get_nowait())
+        while self._again:
+            async for message in self._tell_again(self._again.popleft()):
+                yield message
+        if feed.missed:
+            async for message in self._replay():
+                yield message
+        while feed.facts and not self._over:
+            sequence, record = feed.facts.popleft()
+            if sequence <= self._sequence:
+                continue
+            self._sequence = sequence
+            if record.invocation_id == self._invocation_id:
+                async for message in self._told(sequence, record):
+                    yield message
+        while feed.printed:
+            cell_id = feed.printed.pop()
+            async for message in self._printed(cell_id):
+                yield message
+
+    async def _told(self, sequence: int, record: rec.Record) -> AsyncIterator[Response]:
+        """The messages that a durable record means, with the output that comes before them."""
+        wanted = sequence > self._attach.after_sequence
+        match record:
+            case rec.CellAccepted() if wanted:
+                accepted = convert_cells.accepted_out(record)
+                yield Response(sequence=sequence, cell_accepted=accepted)
+            case rec.CellDisplayed() if wanted:
+                yield Response(sequence=sequence, display=convert_cells.display_out(record))
+            case rec.CellRecorded() if record.check:
+                self._returned = record
+            case rec.CellRecorded():
+                async for message in self._ended(sequence, record, None, wanted=wanted):
+                    yield message
+            case rec.ValueChecked() if self._returned is not None:
+                returned, self._returned = self._returned, None
+                async for message in self._ended(sequence, returned, record, wanted=wanted):
+                    yield message
+            case rec.Ended():
+                row = await self._journal.get_invocation(self._tenant_id, self._invocation_id)
+                invocation = convert.invocation_of_row(row or self._row)
+                self._over = True
+                yield Response(sequence=sequence, ended=invocation)
+
+    async def _ended(
+        self,
+        sequence: int,
+        record: rec.CellRecorded,
+        checked: rec.ValueChecked | None,
+        *,
+        wanted: bool,
+    ) -> AsyncIterator[Response]:
+        self._own.pop(record.cell_id, None)
+        if not wanted:
+            # Told on an earlier stream: only what was printed later is new, to who knows its place.
+            if record.cell_id in self._positions:
+                async for message in self._printed(record.cell_id):
+                    yield message
+            return
+        if record.outcome is not CellOutcome.CANCELLED_BEFORE_START and (
+            record.stdout_bytes or record.stderr_bytes
+        ):
+            async for message in self._printed(record.cell_id, begin=True):
+                yield message
+        yield Response(sequence=sequence, cell_completed=convert_cells.cell_out(record, checked))
+        if not self._attach.without_output and record.outcome is not (
+            CellOutcome.CANCELLED_BEFORE_START
+        ):
+            self._positions.setdefault(record.cell_id, [0, 0])
+            if len(self._positions) > POSITIONS:
+                del self._positions[next(iter(self._positions))]
+
+    async def _printed(self, cell_id: CellId, *, begin: bool = False) -> AsyncIterator[Response]:
+        """What a cell has printed beyond its position."""
+        if self._attach.without_output:
+            return
+        position = self._positions.get(cell_id)
+        if position is None:
+            node = self._loop.state.live(self._invocation_id)
+            if not begin and (node is None or cell_id in node.ended_cells):
+                return  # it had ended before this stream began, and was not asked for
+            position = self._positions[cell_id] = [0, 0]
+        kept = convert_cells.cell_output_id(self._invocation_id, cell_id)
+        for index, (name, number) in enumerate(STREAMS):
+            while position[index] < await self._output.size(self._tenant_id, kept, name):
+                offset = position[index]
+                data = await self._output.read(self._tenant_id, kept, name, offset, CHUNK_BYTES)
+                if not data:
+                    break
+                position[index] += len(data)
+                yield Response(
+                    output=isv.CellOutput(cell_id=cell_id, stream=number, offset=offset, data=data)
+                )
+
+
+def check_box(row: InvocationRow) -> None:
+    """Whether a client may attach to it.
+
+    Raises:
+        Refused: FIELD_INVALID when it takes no cells.
+    """
+    invocation = convert.invocation_of_row(row)
+    if invocation.mode != invocation_pb2.INVOCATION_MODE_INTERACTIVE:
+        raise Refused(Reason.FIELD_INVALID, "it takes no cells: it is not interactive")
