@@ -1,8 +1,12 @@
 """Packs `sandbox.runtime` into the bundle that a sandbox's interpreter starts from.
 
 Called by the drivers, once for each interpreter. Start-up is import and compile time: the bundle is
-one dictionary of code, compiled by the very interpreter that will run it, as that interpreter wrote
-it. This process never unpacks it. Inside, the package is called `hutch`.
+an index and code, compiled by the very interpreter that will run it, as that interpreter wrote it.
+This process never unpacks it. Inside, the package is called `hutch`.
+
+The bundle: the size of the index in decimal digits, a newline, the index (a marshalled dictionary
+from a module's name to where its code begins and ends), the code of all modules one after the other.
+It is read once and every module's code is taken out of that one copy.
 """
 
 from __future__ import annotations
@@ -23,11 +27,15 @@ COMPILE_SECONDS = 60
 BOOT = f"""
 import gc, sys, marshal
 gc.disable()
-with open(sys.argv[1], "rb") as file:
-    modules = marshal.loads(file.read())
+with open(sys.argv[1], "rb", 0) as file:
+    whole = file.read()
+begin = whole.index(b"\\n") + 1
+end = begin + int(whole[:begin])
+places, code = marshal.loads(whole[begin:end]), memoryview(whole)[end:]
+begin, end = places["{PACKAGE}.bundle"]
 first = {{"__name__": "{PACKAGE}.bundle"}}
-exec(marshal.loads(modules["{PACKAGE}.bundle"]), first)
-first["install"]("{PACKAGE}", modules)
+exec(marshal.loads(code[begin:end]), first)
+first["install"]("{PACKAGE}", places, code)
 from {PACKAGE}.start import main
 main(sys.argv[2:])
 """
@@ -37,21 +45,25 @@ COMPILER = """
 import __future__, marshal, sys
 future = b"from __future__ import annotations\\n"
 source = sys.stdin.buffer
-modules = {}
+places, codes, size = {}, [], 0
 while True:
     head = source.readline().split()
     if not head:
         break
-    name, size = head[0].decode(), int(head[1])
-    text = source.read(size)
+    name = head[0].decode()
+    text = source.read(int(head[1]))
     # What the statement asks for is given as a flag: it would import a module at the start.
     flags = __future__.annotations.compiler_flag if future in text else 0
     plain = text.replace(future, b"\\n", 1)
     code = compile(plain, "<hutch>/" + name, "exec", flags, dont_inherit=True, optimize=0)
     stem = name[:-len(".py")]
     whole = sys.argv[1] if stem == "__init__" else sys.argv[1] + "." + stem
-    modules[whole] = marshal.dumps(code)
-sys.stdout.buffer.write(" ".join(sorted(modules)).encode() + b"\\n" + marshal.dumps(modules))
+    codes.append(marshal.dumps(code))
+    places[whole] = (size, size + len(codes[-1]))
+    size += len(codes[-1])
+index = marshal.dumps(places)
+head = b"%s\\n%d\\n" % (" ".join(sorted(places)).encode(), len(index))
+sys.stdout.buffer.write(head + index + b"".join(codes))
 """
 
 

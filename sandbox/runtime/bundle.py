@@ -1,4 +1,4 @@
-"""Finds the runtime's modules in one dictionary of compiled code.
+"""Finds the runtime's modules in one copy of all their compiled code.
 
 Run first of all by what `sandbox.packing` gives the interpreter. The interpreter's own importers
 look for files and read archives entry by entry; for two dozen small modules that costs more than
@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 class Bundle:
     """A finder and loader over compiled modules by their names."""
 
-    def __init__(self, package: str, modules: dict[str, bytes]) -> None:
-        """Takes the modules; each is unpacked when it is imported."""
+    def __init__(self, package: str, places: dict[str, tuple[int, int]], code: memoryview) -> None:
+        """Takes where each module's code begins and ends; it is unpacked when it is imported."""
         self._package = package
-        self._modules = modules
+        self._places = places
+        self._code = code
         self._spec = sys.modules["_frozen_importlib"].ModuleSpec
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Answers for the modules it has."""
-        if name in self._modules:
+        if name in self._places:
             return self._spec(name, self, origin="<hutch>", is_package=name == self._package)
         return None
 
@@ -35,9 +36,10 @@ class Bundle:
 
     def exec_module(self, module: Any) -> None:
         """Runs the module's code."""
-        exec(loads(self._modules[module.__name__]), module.__dict__)  # noqa: S302 - as above
+        begin, end = self._places[module.__name__]
+        exec(loads(self._code[begin:end]), module.__dict__)  # noqa: S302 - as above
 
 
-def install(package: str, modules: dict[str, bytes]) -> None:
+def install(package: str, places: dict[str, tuple[int, int]], code: memoryview) -> None:
     """Puts the modules before everything else that can be imported."""
-    sys.meta_path.insert(0, Bundle(package, modules))
+    sys.meta_path.insert(0, Bundle(package, places, code))

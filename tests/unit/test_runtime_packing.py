@@ -15,7 +15,10 @@ from sandbox.packing import PackingFailed, build_archive, run_plainly, start_arg
 
 def test_the_bundle_is_complete_and_written_whole(tmp_path: Path) -> None:
     bundle = build_archive(sys.executable, tmp_path / "a.bundle")
-    script = "import marshal, sys; print(*sorted(marshal.loads(open(sys.argv[1], 'rb').read())))"
+    script = (
+        "import marshal, sys\n"
+        "with open(sys.argv[1], 'rb') as file: print(*marshal.loads(file.read(int(file.readline()))))"
+    )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script, str(bundle)], capture_output=True, check=True
     )
