@@ -5,8 +5,8 @@ an index and code, compiled by the very interpreter that will run it, as that in
 This process never unpacks it. Inside, the package is called `hutch`.
 
 The bundle: the size of the index in decimal digits, a newline, the index (a marshalled dictionary
-from a module's name to where its code begins and ends), the code of all modules one after the other.
-It is read once and every module's code is taken out of that one copy.
+from a module's name to where its code begins and ends), the code of all modules in turn. It is read
+once, and every module's code is taken out of that one copy.
 """
 
 from __future__ import annotations

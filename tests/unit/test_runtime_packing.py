@@ -17,7 +17,8 @@ def test_the_bundle_is_complete_and_written_whole(tmp_path: Path) -> None:
     bundle = build_archive(sys.executable, tmp_path / "a.bundle")
     script = (
         "import marshal, sys\n"
-        "with open(sys.argv[1], 'rb') as file: print(*marshal.loads(file.read(int(file.readline()))))"
+        "file = open(sys.argv[1], 'rb', 0)\n"
+        "print(*marshal.loads(file.read(int(file.readline()))))\n"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", script, str(bundle)], capture_output=True, check=True
