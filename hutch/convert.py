@@ -18,10 +18,12 @@ from hutch.errors import Failure
 from hutch.v1 import (
     artifact_pb2,
     artifact_service_pb2,
+    cell_pb2,
     ending_pb2,
     invocation_pb2,
     invocation_service_pb2,
     value_pb2,
+    workspace_service_pb2,
 )
 
 STREAMS: Mapping[t.Stream, invocation_service_pb2.OutputStream.ValueType] = {
@@ -119,7 +121,8 @@ def value(message: value_pb2.Value) -> t.Value:
     return t.Value(json=message.json, size_bytes=len(message.json))
 
 
-def _failure(message: ending_pb2.Failure) -> Failure:
+def failure(message: ending_pb2.Failure) -> Failure:
+    """A failure from the wire."""
     return Failure(
         type_name=message.type_name,
         message=message.message,
@@ -161,7 +164,7 @@ def ending(message: ending_pb2.Ending) -> t.Ending:
         kind=_word(ending_pb2.EndingKind, message.kind, "ENDING_KIND_"),
         message=message.message,
         cause=_word(ending_pb2.EndingCause, message.cause, "ENDING_CAUSE_"),
-        failure=_failure(message.failure) if message.HasField("failure") else None,
+        failure=failure(message.failure) if message.HasField("failure") else None,
         evidence=_evidence(message.evidence) if message.HasField("evidence") else None,
     )
 
@@ -195,6 +198,7 @@ def invocation(message: invocation_pb2.Invocation) -> t.Invocation:
         stderr_bytes=message.stderr_bytes,
         artifact_count=message.artifact_count,
         spawned_by=message.spawned_by,
+        cell_count=message.cell_count,
     )
 
 
@@ -240,8 +244,88 @@ def _detail(message: invocation_service_pb2.InvocationEvent) -> t.EventDetail:
             return t.ArtifactPublished(artifact=artifact(message.artifact_published.artifact))
         case "ended":
             return t.Ended(ending=ending(message.ended.ending))
+        case "cell_accepted":
+            accepted = message.cell_accepted
+            return t.CellAccepted(cell_id=accepted.cell_id, code=accepted.code)
+        case "display":
+            return display(message.display)
+        case "tool_called":
+            called = message.tool_called
+            return t.ToolCalled(
+                call_id=called.call_id,
+                tool_id=called.tool_id,
+                name=called.name,
+                method=called.method,
+            )
+        case "tool_answered":
+            answered = message.tool_answered
+            failed = failure(answered.failure) if answered.HasField("failure") else None
+            return t.ToolAnswered(call_id=answered.call_id, failure=failed)
         case _:
             return t.UnknownEvent()
+
+
+def display(message: cell_pb2.Display) -> t.Display:
+    """A display from the wire."""
+    return t.Display(
+        cell_id=message.cell_id,
+        index=message.index,
+        is_result=message.is_result,
+        data=tuple(_display_data(item) for item in message.data),
+    )
+
+
+def _display_data(message: cell_pb2.DisplayData) -> t.DisplayData:
+    if message.WhichOneof("body") == "artifact":
+        return t.DisplayData(
+            media_type=message.media_type,
+            artifact_id=message.artifact.artifact_id,
+            size_bytes=message.artifact.size_bytes,
+        )
+    return t.DisplayData(
+        media_type=message.media_type, data=message.data, size_bytes=len(message.data)
+    )
+
+
+def cell(message: cell_pb2.Cell) -> t.Cell:
+    """An ended cell from the wire."""
+    return t.Cell(
+        cell_id=message.cell_id,
+        outcome=_word(cell_pb2.CellOutcome, message.outcome, "CELL_OUTCOME_"),
+        value=value(message.value) if message.HasField("value") else None,
+        failure=failure(message.failure) if message.HasField("failure") else None,
+        text=message.text,
+        stdout_bytes=message.stdout_bytes,
+        stderr_bytes=message.stderr_bytes,
+        killed_processes=message.killed_processes,
+        background_processes=message.background_processes,
+        state_lost=message.state_lost,
+        output_cut=message.output_cut,
+        evidence=_evidence(message.evidence) if message.HasField("evidence") else None,
+    )
+
+
+def cell_output(message: invocation_service_pb2.CellOutput) -> t.CellOutput:
+    """Printed bytes from the wire."""
+    stderr = message.stream == invocation_service_pb2.OUTPUT_STREAM_STDERR
+    return t.CellOutput(
+        cell_id=message.cell_id,
+        stream="stderr" if stderr else "stdout",
+        offset=message.offset,
+        data=message.data,
+    )
+
+
+def workspace_file(message: workspace_service_pb2.WorkspaceFile) -> t.WorkspaceFile:
+    """A file of a live sandbox from the wire."""
+    kinds = workspace_service_pb2.WorkspaceFileKind
+    return t.WorkspaceFile(
+        path=message.path,
+        kind=_word(kinds, message.kind, "WORKSPACE_FILE_KIND_"),
+        size_bytes=message.size_bytes,
+        modify_time=_time(message, "modify_time"),
+        mode=message.mode,
+    )
 
 
 def event(message: invocation_service_pb2.InvocationEvent) -> t.Event:
@@ -287,6 +371,19 @@ def _fill(message: Message, source: object, names: Iterable[str]) -> bool:
     return filled
 
 
+def named_value(item: t.NamedInput, stored: Mapping[str, t.Artifact]) -> value_pb2.NamedValue:
+    """One input as the wire writes it: inline, or the artifact that holds it."""
+    named = value_pb2.NamedValue(name=item.name, description=item.description)
+    if item.name in stored:
+        kept = stored[item.name]
+        named.value.artifact.artifact_id = kept.artifact_id
+        named.value.artifact.sha256 = kept.sha256
+        named.value.artifact.size_bytes = kept.size_bytes
+    else:
+        named.value.json = item.json
+    return named
+
+
 def spec(source: t.Spec, stored: Mapping[str, t.Artifact]) -> invocation_pb2.InvocationSpec:
     """What is asked for, as the wire writes it.
 
@@ -301,19 +398,18 @@ def spec(source: t.Spec, stored: Mapping[str, t.Artifact]) -> invocation_pb2.Inv
         label=source.label,
         retry_on_loss=source.retry_on_loss,
     )
-    if source.task is not None:
+    message.attach_stdin = source.attach_stdin
+    if source.interactive is not None:
+        message.interactive.SetInParent()
+        if source.interactive.idle_timeout_seconds is not None:
+            idle = duration(source.interactive.idle_timeout_seconds)
+            message.interactive.idle_timeout.CopyFrom(idle)
+    elif source.task is not None:
         message.task = source.task
     else:
         message.program = source.program or ""
     for item in source.inputs:
-        named = message.inputs.add(name=item.name, description=item.description)
-        if item.name in stored:
-            kept = stored[item.name]
-            named.value.artifact.artifact_id = kept.artifact_id
-            named.value.artifact.sha256 = kept.sha256
-            named.value.artifact.size_bytes = kept.size_bytes
-        else:
-            named.value.json = item.json
+        message.inputs.append(named_value(item, stored))
     if source.contract is not None:
         message.contract.schema_json = source.contract.schema_json
         message.contract.max_failures = source.contract.max_failures

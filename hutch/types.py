@@ -157,6 +157,7 @@ class Invocation:
         value: The accepted value, where the request shows it.
         attempt: The current or last attempt, from 1; 0 before the first.
         spawned_by: The call of its parent that made it, as `cell/call`; empty for a root.
+        cell_count: How many cells of a box have ended.
     """
 
     invocation_id: str
@@ -185,6 +186,7 @@ class Invocation:
     stderr_bytes: int = 0
     artifact_count: int = 0
     spawned_by: str = ""
+    cell_count: int = 0
 
     @property
     def ended(self) -> bool:
@@ -264,6 +266,103 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DisplayData:
+    """A display in one media type: the bytes, or the artifact that holds them."""
+
+    media_type: str
+    data: bytes | None = None
+    artifact_id: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Display:
+    """One thing that a cell showed, in one or more media types. All of it may be hostile.
+
+    Attributes:
+        cell_id: The cell.
+        index: Its number in the cell, from 0.
+        is_result: Whether it is the value of the cell's trailing expression.
+        data: The same thing in each media type.
+    """
+
+    cell_id: str
+    index: int
+    is_result: bool = False
+    data: tuple[DisplayData, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell that has ended.
+
+    Attributes:
+        cell_id: Its id.
+        outcome: `completed`, `returned`, `raised`, `errored`, `interrupted`, `timed_out`,
+            `repl_died`, `return_refused` or `cancelled_before_start`.
+        value: The returned value, encoded.
+        failure: What it raised, or how its value missed the contract.
+        text: The `repr` of the value of a trailing expression; empty where there was none.
+        stdout_bytes: What it had printed by its end.
+        stderr_bytes: The same of standard error.
+        killed_processes: How many of its processes were killed.
+        background_processes: How many it left running.
+        state_lost: Whether the namespace was lost, in this cell or since the one before.
+        output_cut: Whether its output passed the limit.
+        evidence: What the host measured.
+    """
+
+    cell_id: str
+    outcome: str
+    value: Value | None = None
+    failure: Failure | None = None
+    text: str = ""
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    killed_processes: int = 0
+    background_processes: int = 0
+    state_lost: bool = False
+    output_cut: bool = False
+    evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellOutput:
+    """Some bytes that a cell printed, exactly as its code wrote them, and where they begin."""
+
+    cell_id: str
+    stream: Stream
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellAccepted:
+    """A cell was given to a box; the code's first 2,000 characters."""
+
+    cell_id: str
+    code: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCalled:
+    """The code called a tool."""
+
+    call_id: str
+    tool_id: str
+    name: str = ""
+    method: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolAnswered:
+    """A tool call has its outcome; the failure where it has no value."""
+
+    call_id: str
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownEvent:
     """An event of a newer controller."""
 
@@ -276,6 +375,10 @@ EventDetail = (
     | ContractChecked
     | ArtifactPublished
     | Ended
+    | CellAccepted
+    | Display
+    | ToolCalled
+    | ToolAnswered
     | UnknownEvent
 )
 
@@ -308,6 +411,33 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspaceFile:
+    """One file or folder of a live sandbox. Its name may come from hostile code.
+
+    Attributes:
+        path: The path as it was asked for, with the name for a listing.
+        kind: `file`, `folder`, `link` or `other`.
+        size_bytes: The number of bytes of a file.
+        modify_time: When it was changed.
+        mode: The permission bits.
+    """
+
+    path: str
+    kind: str
+    size_bytes: int = 0
+    modify_time: datetime | None = None
+    mode: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkspacePage:
+    """One page of a folder of a live sandbox."""
+
+    files: tuple[WorkspaceFile, ...]
+    next_page_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NamedInput:
     """One named input in its encoded form (JSON bytes)."""
 
@@ -325,14 +455,22 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Interactive:
+    """A box that its client feeds cell by cell; None takes the server's idle time."""
+
+    idle_timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
-    """What a caller asks for; exactly one of `program` and `task` is set.
+    """What a caller asks for; exactly one of `program`, `task` and `interactive` is set.
 
     Unset fields take the server's defaults. `timeout_seconds` counts from the acceptance.
     """
 
     program: str | None = None
     task: str | None = None
+    interactive: Interactive | None = None
     inputs: tuple[NamedInput, ...] = ()
     contract: Contract | None = None
     spawn: SpawnGrant = field(default_factory=SpawnGrant)
@@ -344,6 +482,7 @@ class Spec:
     artifact_patterns: tuple[str, ...] = ()
     label: str = ""
     retry_on_loss: bool = False
+    attach_stdin: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
