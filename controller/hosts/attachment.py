@@ -32,6 +32,7 @@ from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.implied import answer
 from controller.engine.state import Node
+from controller.hosts.acknowledgements import Acknowledgements
 from controller.hosts.blobs import BlobRefused, InboundBlobs, OutboundContents
 from controller.hosts.calls import Calls
 from controller.hosts.files import FileCapture
@@ -45,8 +46,6 @@ from hutch.v1 import sandbox_file_pb2 as sf
 
 log = structlog.get_logger(__name__)
 
-ACK_BYTES = 1024 * 1024
-ACK_EVENTS = 64
 TEXT_CHARACTERS = 64 * 1024
 ANSWERED = 64
 HANG_UP_SECONDS = 5.0
@@ -86,12 +85,7 @@ class Attachment:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()  # all that was due has been written
         self._sequence = 0  # the last event handled
-        self._acks: deque[tuple[int, asyncio.Future[None] | None]] = deque()
-        self._held: dict[str, asyncio.Future[None]] = {}
-        self._acked = 0
-        self._ack_due = 0
-        self._durable = 0  # the last event of which the host need know no more
-        self._output_since_ack = 0
+        self._acks = Acknowledgements(self._ack_is_due)
         self._stream: Stream | None = None
         self._answered: dict[CallId, cmd.Reply] = {}
         self._answered_bytes = 0
@@ -241,10 +235,9 @@ class Attachment:
             await self._wake.wait()
             self._wake.clear()
             self._idle.clear()
-            while self._queue or self._replies or self._ack_due > self._acked:
-                if self._ack_due > self._acked:
-                    self._acked = self._ack_due
-                    ack = hs.EventAcknowledgement(sequence=self._acked)
+            while self._queue or self._replies or self._acks.waiting:
+                if self._acks.waiting:
+                    ack = hs.EventAcknowledgement(sequence=self._acks.take())
                     await self._send(hs.AttachSandboxRequest(acknowledge=ack))
                 if self._queue:
                     await self._queue.popleft()()
@@ -266,7 +259,7 @@ class Attachment:
         self._stream = stream
         self._queue.clear()
         self._forget_replies()
-        self._acked = 0
+        self._acks.restart()
         attach.after_sequence = self._sequence
         attach.spec.CopyFrom(self._spec())
         self._queue.append(lambda: self._send(hs.AttachSandboxRequest(attach=attach)))
@@ -327,21 +320,19 @@ class Attachment:
             self._sequence = response.sequence
             kind = response.WhichOneof("event")
             if kind == "blob":
-                done = self._hold(response.blob.blob_id)
+                done = self._acks.hold(response.blob.blob_id)
             elif kind == "file":
-                done = self._hold("")
+                done = self._acks.hold("")
             else:
-                self._release(done, files=kind == "capture_completed")
-            self._acks.append((response.sequence, done))
-            if done is not None:
-                done.add_done_callback(lambda _: self._acknowledge(urgent=False))
-            self._acknowledge(urgent=False)
+                files = [""] if kind == "capture_completed" else []
+                self._acks.release(self._blobs.taken() + files, done)
+            self._acks.add(response.sequence, done)
             if kind == "gone":
-                self._release_all()
+                self._acks.release_all()
                 self._forget_replies()
                 if done is not None:
                     await done
-                self._acknowledge(urgent=True)
+                self._acks.advance(urgent=True)
                 await self._idle.wait()
                 self.gone.set()
                 await self._hang_up(stream)
@@ -356,47 +347,9 @@ class Attachment:
                 while await stream.read() is not grpc.aio.EOF:
                     pass
 
-    def _hold(self, blob_id: str) -> asyncio.Future[None]:
-        """Keeps the host from forgetting bytes whose use is not durable yet."""
-        if blob_id not in self._held:
-            self._held[blob_id] = asyncio.get_running_loop().create_future()
-        return self._held[blob_id]
-
-    def _release(self, done: asyncio.Future[None] | None, *, files: bool) -> None:
-        """Lets go of the bytes that an event used, once what followed from it is durable."""
-        names = self._blobs.taken() + ([""] if files else [])
-        held = [self._held.pop(name) for name in names if name in self._held]
-
-        def let_go(_: object = None) -> None:
-            for future in held:
-                if not future.done():
-                    future.set_result(None)
-
-        if done is None:
-            let_go()
-        else:
-            done.add_done_callback(let_go)
-
-    def _release_all(self) -> None:
-        """Lets go of what nothing will use any more, so that the host can forget the sandbox."""
-        for future in self._held.values():
-            future.set_result(None)
-        self._held.clear()
-
-    def _acknowledge(self, *, urgent: bool) -> None:
-        """Lets the host forget what is durable: in lots, since each one costs a message."""
-        while self._acks and (self._acks[0][1] is None or self._acks[0][1].done()):
-            sequence, done = self._acks.popleft()
-            if done is not None and (done.cancelled() or done.exception() is not None):
-                return  # it was not journalled, so the host must keep it
-            self._durable = sequence
-        many = self._durable - self._ack_due >= ACK_EVENTS
-        if urgent or many or self._output_since_ack >= ACK_BYTES:
-            self._ack_due = self._durable
-            self._output_since_ack = 0
-        if self._ack_due > self._acked:
-            self._idle.clear()
-            self._wake.set()
+    def _ack_is_due(self) -> None:
+        self._idle.clear()
+        self._wake.set()
 
     async def _handle(self, response: hs.AttachSandboxResponse) -> asyncio.Future[None] | None:
         loop = self._services.loop
@@ -428,7 +381,7 @@ class Attachment:
             case "stdin_taken":
                 self.stdin.taken(response.stdin_taken.offset)
             case "file_outcome":
-                self._output_since_ack += len(response.file_outcome.data)
+                self._acks.count(len(response.file_outcome.data))
                 self.files.outcome(response.file_outcome)
             case "file":
                 await self._files.add(response.file)
@@ -491,7 +444,7 @@ class Attachment:
         await self._services.output.append(
             self._command.tenant_id, self._kept(chunk.cell_id), name, chunk.offset, chunk.data
         )
-        self._output_since_ack += len(chunk.data)
+        self._acks.count(len(chunk.data))
         if self._is_box:
             self._services.loop.watchers.printed(self._tree_id, CellId(chunk.cell_id))
 

@@ -1,7 +1,7 @@
 """What passes beside the cells of a live sandbox: tool calls, standard input, files.
 
-Made by `hosts.attachment` for each sandbox, which sends and hands over what comes back. A cut stream
-loses nothing of a tool call; whoever writes standard input or works on a file tries again.
+Made by `hosts.attachment` for each sandbox, which sends and hands over what comes back. A stream
+that is cut loses nothing of a tool call; who writes standard input or works on a file tries again.
 """
 
 from __future__ import annotations
