@@ -39,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--socket", type=Path, help="the unix socket to serve on")
     parser.add_argument("--driver", help="the default driver")
     parser.add_argument("--capacity", type=int, help="how many sandboxes at once")
+    parser.add_argument("--pool-size", type=int, help="how many sandboxes are kept ready; 0: none")
     parser.add_argument("--config", type=Path, help="a TOML file with a [host] table")
     parser.add_argument(
         "--exit-when-unwatched",
@@ -65,7 +66,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--state and --socket are needed")
     starter = _Starter(options.ready_fd)
     try:
-        config = load(options.config, driver=options.driver, capacity=options.capacity)
+        config = load(
+            options.config,
+            driver=options.driver,
+            capacity=options.capacity,
+            pool_size=options.pool_size,
+        )
         host = HostOptions(
             state=options.state.absolute(),
             socket=options.socket.absolute(),

@@ -63,6 +63,10 @@ class FrameChannel:
         self._closed = False
         self._ended = False
 
+    def hand_to(self, receiver: Receiver) -> None:
+        """Tells somebody else from now on."""
+        self._receiver = receiver
+
     def connect(self, channel: socket.socket) -> None:
         """Begins to read from a connected, non-blocking socket."""
         self._socket = channel

@@ -50,6 +50,21 @@ class HostConfig:
     """How long the host tries to end its sandboxes when it ends itself."""
     builders: int = 0
     """How many sandboxes are made at once; 0 is the number of cores."""
+    pool_size: int = 2
+    """How many sandboxes of each template are kept ready for whoever asks next; 0 keeps none."""
+    pool_spare_memory_bytes: int = 512 * MIB
+    """The pool is not filled while less memory than this is available on the machine."""
+    pool_memory_limit_bytes: int = 512 * MIB
+    """The memory limit of pooled sandboxes. This and the next four are what a controller grants
+    unasked: only a request for just these limits is given a pooled sandbox."""
+    pool_pids_limit: int = 128
+    """The limit of processes of pooled sandboxes."""
+    pool_cpu_limit_millis: int = 1_000
+    """The CPU limit of pooled sandboxes, in thousandths of a CPU."""
+    pool_tmpfs_limit_bytes: int = 128 * MIB
+    """The size of each tmpfs of pooled sandboxes."""
+    pool_open_files_limit: int = 1_024
+    """The limit of open files of pooled sandboxes."""
     event_memory_bytes: int = 4 * MIB
     """Events of one sandbox kept in memory; what is more goes to the disk."""
     spill_limit_bytes: int = 1024 * MIB

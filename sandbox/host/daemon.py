@@ -23,9 +23,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 
 from hutch.v1 import host_pb2, host_service_pb2_grpc
-from sandbox.drivers.driver import Isolation
+from sandbox.drivers.driver import Driver, Isolation, Limits
 from sandbox.host import config as settings
 from sandbox.host import evidence
+from sandbox.host.builders import Builders
 from sandbox.host.config import HostConfig
 from sandbox.host.fence import Fence
 from sandbox.host.identity import (
@@ -38,6 +39,7 @@ from sandbox.host.identity import (
 from sandbox.host.lease import Clock, Lease, MonotonicClock
 from sandbox.host.nursery import Nursery
 from sandbox.host.offers import prepare_offers
+from sandbox.host.pool import Pool, Shape
 from sandbox.host.servicer import HostServicer
 from sandbox.host.table import Offer, SandboxTable
 from sandbox.host.workshop import Workshop
@@ -158,17 +160,19 @@ async def serving(
     config = options.config
     lease, fence = Lease(clock), Fence(identity.generation)
     async with Nursery() as nursery:
+        workshop = Workshop(
+            config=config,
+            clock=clock,
+            nursery=nursery,
+            spill_directory=_empty_folder(options.state / "spill"),
+            builders=Builders(config.builders or settings.cores()),
+            destroyers=asyncio.Semaphore(1),
+        )
         table = SandboxTable(
-            workshop=Workshop(
-                config=config,
-                clock=clock,
-                nursery=nursery,
-                spill_directory=_empty_folder(options.state / "spill"),
-                builders=asyncio.Semaphore(config.builders or settings.cores()),
-                destroyers=asyncio.Semaphore(1),
-            ),
+            workshop=workshop,
             offers=offers,
             capacity=config.capacity or settings.default_capacity(),
+            pool=Pool(_shapes(config, offers), workshop),
         )
         describe = _describer(identity, offers, table.capacity)
         servicer = HostServicer(describe=describe, table=table, fence=fence, lease=lease)
@@ -182,6 +186,7 @@ async def serving(
             limit, lambda: table.destroy_all("its owner's lease lapsed")
         )
         nursery.start(orphans, "orphan watch")
+        nursery.start(table.pool.run(), "pool")
         try:
             yield RunningHost(identity=identity, table=table, lease=lease, socket=options.socket)
         finally:
@@ -192,6 +197,24 @@ async def serving(
             options.socket.unlink(missing_ok=True)
             if left:
                 raise HostProblem(f"sandboxes could not be ended: {', '.join(left)}")
+
+
+def _shapes(config: HostConfig, offers: Mapping[str, Offer]) -> dict[Shape, Driver]:
+    """What the pool keeps ready: the default driver's sandboxes as a controller grants them."""
+    if not config.pool_size:
+        return {}
+    limits = Limits(
+        memory_limit_bytes=config.pool_memory_limit_bytes,
+        pids_limit=config.pool_pids_limit,
+        cpu_limit_millis=config.pool_cpu_limit_millis,
+        tmpfs_limit_bytes=config.pool_tmpfs_limit_bytes,
+        open_files_limit=config.pool_open_files_limit,
+    )
+    driver = next(iter(offers.values())).driver
+    return {
+        Shape(driver=driver.name, template=template, limits=limits): driver
+        for template in config.templates
+    }
 
 
 def _describer(

@@ -18,10 +18,12 @@ from hutch.v1 import host_service_pb2 as pb
 from sandbox.drivers.driver import Container, Measurement, SandboxRequest, StartFailed
 from sandbox.host import calls, evidence, outbound
 from sandbox.host.channel import FrameChannel
+from sandbox.host.disposal import dispose
 from sandbox.host.errors import field_invalid
 from sandbox.host.events import EventLog
 from sandbox.host.inbound import Inbound
 from sandbox.host.outbound import Outbound, StreamContents
+from sandbox.host.pool import WarmSandbox
 from sandbox.host.received import Received
 from sandbox.host.spill import Spill
 from sandbox.host.verdict import Verdict, judge
@@ -29,7 +31,6 @@ from sandbox.host.workshop import Order, Workshop
 from sandbox.runtime import frames
 
 MAX_GONE_MESSAGE = 2_000
-MAX_RETRY_SECONDS = 30.0
 DEFAULT_OUTPUT_LIMIT_BYTES = 1024 * 1024 * 1024
 _FULL = "full"
 _MEASURING = "measuring"
@@ -49,7 +50,11 @@ class HostedSandbox:
     """A sandbox, its events and its state."""
 
     def __init__(
-        self, order: Order, workshop: Workshop, on_settled: Callable[[HostedSandbox], object]
+        self,
+        order: Order,
+        workshop: Workshop,
+        on_settled: Callable[[HostedSandbox], object],
+        warm: WarmSandbox | None = None,
     ) -> None:
         """Makes nothing yet; `start` does.
 
@@ -57,6 +62,7 @@ class HostedSandbox:
             order: What to make.
             workshop: What is shared.
             on_settled: Called once it is gone and all its events were acknowledged.
+            warm: One that is ready, claimed for this order; without one it is made.
         """
         config = workshop.config
         self.order = order
@@ -79,7 +85,8 @@ class HostedSandbox:
             remembered_ids=config.unacknowledged_events,
         )
         self._outbound = Outbound(order.output_limit_bytes)
-        self._channel = FrameChannel(self, config.channel_queue_bytes)
+        self._warm = warm
+        self._channel = warm.channel if warm else FrameChannel(self, config.channel_queue_bytes)
         self._container: Container | None = None
         self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -95,7 +102,12 @@ class HostedSandbox:
     # What the owner does.
 
     def start(self) -> None:
-        """Begins to make it, beside everything else."""
+        """Begins to make it, beside everything else; a warm one is ready at once."""
+        if self._warm is not None:
+            self._container = self._warm.container
+            self._channel.hand_to(self)
+            self.frame_received(self._warm.greeting)
+            self._logger = self._logger.bind(container_id=self._container.sandbox_id)
         self._workshop.nursery.start(self._live(), f"sandbox {self.order.sandbox_id}")
 
     def attach(self, after_sequence: int) -> Attachment:
@@ -367,35 +379,45 @@ class HostedSandbox:
     # Its life.
 
     async def _live(self) -> None:
+        if self._warm is not None:
+            watch = self._begin_watch(self._warm.container)
+        else:
+            with self._workshop.builders.demand():
+                container = await self._create()
+                if container is not None:
+                    watch = self._begin_watch(container)
+                    await self._until_ready()
+        await asyncio.wait({self._verdict})
+        if self._container is not None:
+            watch.cancel()
+        await self._bury(await self._verdict)
+
+    def _begin_watch(self, container: Container) -> asyncio.Task[None]:
+        return self._workshop.nursery.start(self._watch(container), "watch")
+
+    async def _create(self) -> Container | None:
+        order = self.order
+        request = SandboxRequest(
+            sandbox_id=order.sandbox_id, template=order.template, limits=order.limits
+        )
         try:
-            async with self._workshop.builders:
-                if not self._verdict.done():
-                    await self._create()
+            async with self._workshop.builders.slots:
+                if self._verdict.done():
+                    return None
+                self._container = await order.driver.create(request)
+            self._channel.connect(self._container.channel)
         except StartFailed as error:
             self.end(pb.GONE_CAUSE_START_FAILED, str(error))
         except Exception:
             self._logger.exception("create_failed")
             self.end(pb.GONE_CAUSE_START_FAILED, "the driver failed; the host's log has the trace")
-        if self._container is not None:
-            watch = self._workshop.nursery.start(self._watch(self._container), "watch")
-            await self._until_verdict()
-            watch.cancel()
-        await self._bury(await self._verdict)
+        return self._container
 
-    async def _create(self) -> None:
-        order = self.order
-        request = SandboxRequest(
-            sandbox_id=order.sandbox_id, template=order.template, limits=order.limits
-        )
-        self._container = await order.driver.create(request)
-        self._channel.connect(self._container.channel)
-
-    async def _until_verdict(self) -> None:
+    async def _until_ready(self) -> None:
         limit = self._workshop.config.start_timeout_seconds
         await _first_of([self._ready, self._verdict], limit)
         if not self._ready.done():
             self.end(pb.GONE_CAUSE_START_FAILED, f"its supervisor was not ready within {limit:g} s")
-        await asyncio.wait({self._verdict})
 
     async def _watch(self, container: Container) -> None:
         """Finds out how it ended when nobody asked for it."""
@@ -428,25 +450,13 @@ class HostedSandbox:
         self._channel.close()
         measurement = Measurement()
         if self._container is not None:
-            measurement = await self._destroy(self._container)
+            measurement = await dispose(self._container, self._workshop, self._logger)
         self.evidence = self._evidence(measurement)
         gone = pb.SandboxGone(cause=verdict.cause, message=verdict.message, evidence=self.evidence)
         self.state = host_pb2.SANDBOX_STATE_GONE
         self.log.append(pb.AttachSandboxResponse(gone=gone))
         self.gone.set()
         self._logger.info("sandbox_gone", cause=pb.GoneCause.Name(verdict.cause))
-
-    async def _destroy(self, container: Container) -> Measurement:
-        pause = self._workshop.config.destroy_retry_seconds
-        while True:
-            async with self._workshop.destroyers:
-                try:
-                    return await container.destroy()
-                except Exception as error:
-                    # It stays among the living, and holds its slot, until it is proved gone.
-                    self._logger.error("destroy_failed", problem=str(error)[:MAX_GONE_MESSAGE])
-            await self._workshop.clock.sleep(pause)
-            pause = min(MAX_RETRY_SECONDS, 2 * pause)
 
     def _settle(self) -> None:
         if self.settled:

@@ -22,6 +22,7 @@ from sandbox.host.errors import (
     sandbox_not_found,
 )
 from sandbox.host.hosted import DEFAULT_OUTPUT_LIMIT_BYTES, HostedSandbox
+from sandbox.host.pool import Pool, Shape
 from sandbox.host.workshop import Order, Workshop
 
 MAX_GONE = 1_024
@@ -53,6 +54,7 @@ class SandboxTable:
     workshop: Workshop
     offers: Mapping[str, Offer]  # the default driver first
     capacity: int
+    pool: Pool
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     _sandboxes: dict[str, HostedSandbox] = field(default_factory=dict)
     _tombstones: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
@@ -75,7 +77,9 @@ class SandboxTable:
             raise host_unavailable("the host is shutting down")
         if self.live_count() >= self.capacity:
             raise host_unavailable(f"all {self.capacity} places of the host are taken")
-        sandbox = HostedSandbox(order, self.workshop, self._retire)
+        shape = Shape(driver=order.driver.name, template=order.template, limits=order.limits)
+        warm = self.pool.claim(shape)
+        sandbox = HostedSandbox(order, self.workshop, self._retire, warm)
         self._sandboxes[sandbox_id] = sandbox
         sandbox.start()
         self._limit_gone()
@@ -102,10 +106,11 @@ class SandboxTable:
         return sandbox.evidence
 
     async def destroy_all(self, message: str) -> None:
-        """Ends all sandboxes and returns once they are proved gone."""
+        """Ends all sandboxes, warm ones too, and returns once they are proved gone."""
         living = self._living()
         for sandbox in living:
             sandbox.end(pb.GONE_CAUSE_LOST, message)
+        await self.pool.drain()
         for sandbox in living:
             await sandbox.gone.wait()
 
@@ -119,7 +124,8 @@ class SandboxTable:
             pass
         for sandbox in self._sandboxes.values():
             sandbox.log.wake()
-        return [sandbox.order.sandbox_id for sandbox in self._living()]
+        left = [sandbox.order.sandbox_id for sandbox in self._living()]
+        return [*left, *(["warm sandboxes"] if self.pool.existing_count else [])]
 
     def close(self) -> None:
         """Gives up all events: the host ends."""

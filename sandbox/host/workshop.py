@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.drivers.driver import Driver, Limits, Statement
+from sandbox.host.builders import Builders
 from sandbox.host.config import HostConfig
 from sandbox.host.lease import Clock
 from sandbox.host.nursery import Nursery
@@ -23,7 +24,7 @@ class Workshop:
     clock: Clock
     nursery: Nursery
     spill_directory: Path
-    builders: asyncio.Semaphore  # as many sandboxes are made at once as there are cores
+    builders: Builders  # as many sandboxes are made at once as there are cores
     destroyers: asyncio.Semaphore  # one at a time: ending a sandbox must not slow the others
 
 

@@ -380,7 +380,8 @@ async def host(
 ) -> AsyncIterator[HostUnderTest]:
     """Serves a host with one driver while the block runs."""
     driver = driver or ScriptedDriver()
-    settings = {"capacity": 8, "exit_drain_seconds": 1.0, "destroy_retry_seconds": 0.01, **settings}
+    settings = {"capacity": 8, "pool_size": 0, "exit_drain_seconds": 1.0, **settings}
+    settings = {"destroy_retry_seconds": 0.01, **settings}
     with tempfile.TemporaryDirectory(prefix="host-") as folder:
         state = Path(folder)
         options = HostOptions(
