@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from hutch import ambient, types, values
 from hutch.errors import FieldInvalidError, PayloadTooLargeError
@@ -46,6 +46,19 @@ class Call:
     spec: types.Spec
     hint: Any = NoHint
     cancel_on_disconnect: bool | None = None
+
+
+OnDisconnect = Literal["detach", "cancel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxCall:
+    """A box that is asked for, checked and encoded; see `make_box`."""
+
+    spec: types.Spec
+    hint: Any = NoHint
+    cancel_on_disconnect: bool | None = None
+    on_disconnect: OnDisconnect = "detach"
 
 
 def make_call(
@@ -112,25 +125,13 @@ def make_call(
     spec = types.Spec(
         program=_check_program(program, task),
         task=task,
-        inputs=_encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
+        inputs=encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
         contract=contract,
-        spawn=types.SpawnGrant(
-            max_depth=depth,
-            max_children=_number("spawn.max_children", max_children),
-            max_concurrent=_number("spawn.max_concurrent", max_concurrent),
-            max_descendants=_number("spawn.max_descendants", max_descendants),
+        spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
+        resources=_resources(
+            memory_limit_bytes, pids_limit, cpu_limit_millis, tmpfs_limit_bytes, open_files_limit
         ),
-        resources=types.ResourceLimits(
-            memory_limit_bytes=_number("resources.memory_limit_bytes", memory_limit_bytes),
-            pids_limit=_number("resources.pids_limit", pids_limit),
-            cpu_limit_millis=_number("resources.cpu_limit_millis", cpu_limit_millis),
-            tmpfs_limit_bytes=_number("resources.tmpfs_limit_bytes", tmpfs_limit_bytes),
-            open_files_limit=_number("resources.open_files_limit", open_files_limit),
-        ),
-        output=types.OutputLimits(
-            output_view_bytes=_number("output.output_view_bytes", output_view_bytes),
-            output_limit_bytes=_number("output.output_limit_bytes", output_limit_bytes),
-        ),
+        output=_output(output_view_bytes, output_limit_bytes),
         timeout_seconds=_seconds(timeout_seconds),
         template=_text("template", template),
         driver=_text("driver", driver),
@@ -139,6 +140,125 @@ def make_call(
         retry_on_loss=bool(retry_on_loss),
     )
     return Call(spec=spec, hint=hint, cancel_on_disconnect=cancel_on_disconnect)
+
+
+def make_box(
+    *policies: Any,
+    idle_timeout_seconds: float | None = None,
+    timeout_seconds: float | None = None,
+    on_disconnect: OnDisconnect = "detach",
+    stdin: bool = False,
+    inputs: Mapping[str, Any] | None = None,
+    label: str = "",
+    memory_limit_bytes: int | None = None,
+    pids_limit: int | None = None,
+    cpu_limit_millis: int | None = None,
+    tmpfs_limit_bytes: int | None = None,
+    open_files_limit: int | None = None,
+    max_depth: int | None = None,
+    max_children: int | None = None,
+    max_concurrent: int | None = None,
+    max_descendants: int | None = None,
+    output_view_bytes: int | None = None,
+    output_limit_bytes: int | None = None,
+    artifact_patterns: Sequence[str] = (),
+    template: str = "",
+    driver: str = "",
+    cancel_on_disconnect: bool | None = None,
+    **named_inputs: Any,
+) -> BoxCall:
+    """Checks and encodes what a box is to be.
+
+    Args:
+        policies: `ReturnType(T)` or just `T` for what a cell may `return`; `RecursionLimit(...)`.
+        idle_timeout_seconds: How long nothing may happen in it before it ends; a cell that runs is
+            never counted.
+        timeout_seconds: How long it may live in all.
+        on_disconnect: What becomes of this client's cells when its connection is cut: `detach`
+            (they go on) or `cancel` (the running one is interrupted, the waiting ones never run).
+        stdin: Whether its code reads standard input from `write_stdin`.
+        inputs: Named values; for names that are options here.
+        label: A short name shown in trees.
+        memory_limit_bytes: As in `make_call`, and so are all limits below.
+        pids_limit: Processes and threads.
+        cpu_limit_millis: CPU in thousandths.
+        tmpfs_limit_bytes: Size of each writable directory.
+        open_files_limit: Open files of a process.
+        max_depth: The deepest level of its tree; 1 unless it is named: its cells spawn nothing.
+        max_children: How many children it may have in all.
+        max_concurrent: How many of them run at once.
+        max_descendants: How many invocations may be below it in all.
+        output_view_bytes: Output of a cell that its result shows, head and tail together.
+        output_limit_bytes: Output of a cell after which the box is ended.
+        artifact_patterns: Files captured at its end.
+        template: What its sandbox is made from.
+        driver: The driver of its sandbox.
+        cancel_on_disconnect: Whether it ends when this client is gone. By default only at a local
+            controller that was found by itself.
+        named_inputs: More named values.
+
+    Raises:
+        FieldInvalidError: Something is missing, doubled or not understood.
+        HintError: No contract can express the hint.
+        ValueEncodeError: An input cannot cross.
+        ValueTooLargeError: An input is over a limit.
+    """
+    if on_disconnect not in ("detach", "cancel"):
+        raise _invalid("on_disconnect", f"on_disconnect is {on_disconnect!r}: detach or cancel")
+    hint, contract, depth = _bind(policies, _number("spawn.max_depth", max_depth))
+    idle = _seconds(idle_timeout_seconds, "idle_timeout")
+    spec = types.Spec(
+        interactive=types.Interactive(idle_timeout_seconds=idle),
+        attach_stdin=bool(stdin),
+        inputs=encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
+        contract=contract,
+        spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
+        resources=_resources(
+            memory_limit_bytes, pids_limit, cpu_limit_millis, tmpfs_limit_bytes, open_files_limit
+        ),
+        output=_output(output_view_bytes, output_limit_bytes),
+        timeout_seconds=_seconds(timeout_seconds),
+        template=_text("template", template),
+        driver=_text("driver", driver),
+        artifact_patterns=_patterns(artifact_patterns),
+        label=_text("label", label),
+    )
+    return BoxCall(
+        spec=spec,
+        hint=hint,
+        cancel_on_disconnect=cancel_on_disconnect,
+        on_disconnect=on_disconnect,
+    )
+
+
+def _spawn(
+    depth: int | None, children: int | None, concurrent: int | None, descendants: int | None
+) -> types.SpawnGrant:
+    return types.SpawnGrant(
+        max_depth=depth,
+        max_children=_number("spawn.max_children", children),
+        max_concurrent=_number("spawn.max_concurrent", concurrent),
+        max_descendants=_number("spawn.max_descendants", descendants),
+    )
+
+
+def _resources(
+    memory: int | None, pids: int | None, cpu: int | None, tmpfs: int | None, files: int | None
+) -> types.ResourceLimits:
+    return types.ResourceLimits(
+        memory_limit_bytes=_number("resources.memory_limit_bytes", memory),
+        pids_limit=_number("resources.pids_limit", pids),
+        cpu_limit_millis=_number("resources.cpu_limit_millis", cpu),
+        tmpfs_limit_bytes=_number("resources.tmpfs_limit_bytes", tmpfs),
+        open_files_limit=_number("resources.open_files_limit", files),
+    )
+
+
+def _output(view: int | None, limit: int | None) -> types.OutputLimits:
+    return types.OutputLimits(
+        output_view_bytes=_number("output.output_view_bytes", view),
+        output_limit_bytes=_number("output.output_limit_bytes", limit),
+    )
 
 
 def _invalid(field: str, message: str) -> FieldInvalidError:
@@ -151,11 +271,11 @@ def _number(field: str, value: int | None) -> int | None:
     return value
 
 
-def _seconds(value: float | None) -> float | None:
+def _seconds(value: float | None, field: str = "timeout") -> float | None:
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**9
     ):
-        raise _invalid("timeout", f"timeout_seconds is {value!r}; it must be above 0")
+        raise _invalid(field, f"{field}_seconds is {value!r}; it must be above 0")
     return value
 
 
@@ -187,19 +307,28 @@ def _check_program(program: str | None, task: str | None) -> str | None:
     for name, text in (("program", program), ("task", task)):
         if text is not None and not isinstance(text, str):
             raise _invalid(name, f"{name} is a {type(text).__name__}, not a text")
-    if program is not None:
-        program = _dedent(program)
-        try:
-            size = len(program.encode())
-        except UnicodeEncodeError as error:
-            raise _invalid("program", f"the program is no valid text: {error}") from error
-        if size > PROGRAM_LIMIT_BYTES:
-            raise PayloadTooLargeError(
-                f"the program has {size} bytes; the limit is {PROGRAM_LIMIT_BYTES}",
-                "PAYLOAD_TOO_LARGE",
-                {"limit": str(PROGRAM_LIMIT_BYTES)},
-            )
-    return program
+    return None if program is None else check_source(program, "program")
+
+
+def check_source(source: str, field: str) -> str:
+    """Source without the indentation that all its lines share.
+
+    Raises:
+        FieldInvalidError: It is no text.
+        PayloadTooLargeError: It is over its limit.
+    """
+    source = _dedent(_text(field, source))
+    try:
+        size = len(source.encode())
+    except UnicodeEncodeError as error:
+        raise _invalid(field, f"the {field} is no valid text: {error}") from error
+    if size > PROGRAM_LIMIT_BYTES:
+        raise PayloadTooLargeError(
+            f"the {field} has {size} bytes; the limit is {PROGRAM_LIMIT_BYTES}",
+            "PAYLOAD_TOO_LARGE",
+            {"limit": str(PROGRAM_LIMIT_BYTES)},
+        )
+    return source
 
 
 def _bind(
@@ -231,9 +360,16 @@ def _mapping(inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return inputs or {}
 
 
-def _encode_inputs(
+def encode_inputs(
     inputs: Mapping[str, Any], named: Mapping[str, Any]
 ) -> tuple[types.NamedInput, ...]:
+    """Checks the names of inputs and encodes their values.
+
+    Raises:
+        FieldInvalidError: A name is no Python identifier.
+        ValueEncodeError: A value cannot cross.
+        ValueTooLargeError: A value is over a limit.
+    """
     encoded = []
     for name, value in {**inputs, **named}.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
