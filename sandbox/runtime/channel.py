@@ -114,6 +114,9 @@ class Channel:
         self._next_id = 0
         self._has_thread = False
         self._main_reads = False
+        # Given calls of tools that this process's code owns and their cancellations, on whichever
+        # thread reads: it must not wait. A call comes with the bytes of its arguments.
+        self.on_tool: Callable[[dict[str, Any], list[bytes]], None] = self._refuse_tool
 
     @property
     def is_own(self) -> bool:
@@ -278,6 +281,19 @@ class Channel:
             self._orders.append(Order(header, code, inputs, descriptors))
             if self._order_here.locked():
                 self._order_here.release()
+
+        elif frame.type == "tool_call":
+            self.on_tool(header, [self._content(header["arguments"], frame.payload)])
+        elif frame.type == "tool_cancel":
+            self.on_tool(header, [])
+
+    def _refuse_tool(self, header: dict[str, Any], contents: list[bytes]) -> None:
+        """Answers for tools while there are none; a cancellation has no answer of its own."""
+        if header["type"] == "tool_call":
+            failure = errors.Failure(type_name="ToolUnreachableError", reason="TOOL_UNREACHABLE")
+            failure.message = "the code that had this tool is gone"
+            answer = {"type": "tool_result", "call": header["call"], "failure": failure.to_dict()}
+            self.send(answer, [])
 
     def _answer(self, header: dict[str, Any], payload: bytes) -> None:
         failure = header.get("failure")

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 MAX_NAME = 48  # of the REPL's own ids, so that renamed ones fit
 SEND_BUFFER_BYTES = 212_992
-RELAYED = ("call", "blob", "started", "done")
+RELAYED = ("call", "blob", "started", "done", "tool_result")
 
 
 class ReplLink:
     """One REPL process and the message socket to it."""
 
-    __slots__ = ("_blobs", "_generation", "_queue", "descriptor", "pid", "socket")
+    __slots__ = ("_blobs", "_generation", "_queue", "_tools", "descriptor", "pid", "socket")
 
     def __init__(self, settings: Settings, generation: int) -> None:
         """Forks the REPL; the child never returns from here.
@@ -45,6 +45,7 @@ class ReplLink:
         self._generation = generation
         self._queue: list[Any] = []
         self._blobs: dict[str, int] = {}
+        self._tools: set[str] = set()  # calls of its tools that it has not answered
         # What is here stays here: collecting it in either process would only copy its pages.
         gc.freeze()
         self.pid = posix.fork()
@@ -112,6 +113,17 @@ class ReplLink:
             return call[len(prefix) :]
         return None
 
+    def call_tool(self, frame: frames.Frame) -> None:
+        """Passes a call of a tool on, once."""
+        call = frame.header["call"]
+        if call not in self._tools:
+            self._tools.add(call)
+            self.send(frames.encode(frame.header, frame.payload))
+
+    def unanswered_tools(self) -> list[str]:
+        """Returns the calls of its tools for which it owes a result."""
+        return sorted(self._tools)
+
     def unfinished_blobs(self) -> list[tuple[str, int]]:
         """Returns the renamed blobs that were not sent to their end, with their sizes so far."""
         return sorted(self._blobs.items())
@@ -132,6 +144,10 @@ class ReplLink:
         header = frame.header
         if frame.type == "call":
             header["call"] = self._renamed(header.get("call"))
+        if frame.type == "tool_result":
+            if header.get("call") not in self._tools:
+                raise frames.FrameError("a result of no open tool call")
+            self._tools.remove(header["call"])
         if frame.type == "blob":
             name = header["blob"] = self._renamed(header.get("blob"))
             if header.get("last") is True:

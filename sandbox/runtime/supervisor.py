@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SWEEP_WAIT = 0.002  # between two looks at /proc while processes are being killed
 END_SECONDS = 5.0
 OUTCOMES = ("completed", "returned", "raised", "errored")  # those that a REPL may tell
+FAILURE_KEYS = ("type_name message traceback invocation_id ending reason path expected got").split()
 LAST_FRAMES = 1024  # more than its socket can hold
 FRAMES_A_TURN = 64  # of a REPL before others are served
 
@@ -178,6 +179,8 @@ class Supervisor:
                 if self._cell is not None and self._cell.id == frame.header["cell"]:
                     header = frame.header
                     self._cell.outputs.credit(header["stream"], header["offset"])
+            elif kind in ("tool_call", "tool_cancel"):
+                self._pass_tool(frame)
             elif kind == "capture":
                 self._begin_capture(frame.header)
             else:
@@ -190,6 +193,22 @@ class Supervisor:
         if repl is not None and call is not None:
             frame.header["call"] = call
             repl.send(frames.encode(frame.header, frame.payload))
+
+    def _pass_tool(self, frame: Frame) -> None:
+        repl = self._repl
+        if frame.type == "tool_cancel":
+            if repl is not None:
+                repl.send(frames.encode(frame.header))
+        elif repl is not None:
+            repl.call_tool(frame)
+        else:
+            message = "the code that had this tool is gone"
+            self._fail_tool(frame.header["call"], "TOOL_UNREACHABLE", message)
+
+    def _fail_tool(self, call: str, reason: str, message: str) -> None:
+        failure = {"reason": reason, "message": message}
+        whole = {name: failure.get(name, "") for name in FAILURE_KEYS}
+        self._link.send({"type": "tool_result", "call": call, "failure": whole})
 
     def _begin_cell(self, frame: Frame) -> None:
         header = frame.header
@@ -281,6 +300,9 @@ class Supervisor:
         for name, size in repl.unfinished_blobs():
             # Nobody will name it; its end lets the host forget it.
             self._link.send({"type": "blob", "blob": name, "offset": size, "last": True})
+        for call in repl.unanswered_tools():
+            message = "the code that had this tool ended while it was called"
+            self._fail_tool(call, "TOOL_OUTCOME_UNKNOWN", message)
         repl.close()
         self._repl = None
         cell = self._cell

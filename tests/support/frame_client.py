@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,8 @@ class FrameClient:
         mode: str = "program",
         depth: int = 1,
         max_depth: int = 4,
+        tools: Sequence[dict[str, Any]] = (),
+        stdin: bool = False,
     ) -> str:
         """Sends a cell and returns its id."""
         self._next_id += 1
@@ -145,6 +147,8 @@ class FrameClient:
                 "max_depth": max_depth,
                 "timeout_ms": timeout_ms,
                 "output_limit": output_limit,
+                "tools": list(tools),
+                "stdin": stdin,
             }
         )
         return cell
