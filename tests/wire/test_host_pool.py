@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +244,7 @@ async def test_real_claims_at_once_give_each_a_sandbox_of_its_own(
     name: str, warm: int, claims: int
 ) -> None:
     """`make soak` has bubblewrap at 100 and 200 too."""
-    async with real_host(name, pool_size=warm, capacity=claims, **POOLED) as (it, driver):
+    async with real_host(name, pool_size=warm, capacity=claims, **POOLED) as (it, _):
         await filled(it, warm)
 
         async def one(index: int) -> bytes:
@@ -261,5 +260,3 @@ async def test_real_claims_at_once_give_each_a_sandbox_of_its_own(
             tasks = [group.create_task(one(index)) for index in range(claims)]
         assert len({task.result() for task in tasks}) == claims
         assert len(await it.sandboxes()) == claims
-        claimed = [found for found in driver.made if found.startswith("sbx_")]
-        assert len(claimed) >= claims - warm - 2 * (os.cpu_count() or 1)
