@@ -2,17 +2,16 @@
 
 Called by `sandbox.host` through `sandbox.drivers.make`; calls bwrap and the modules beside it:
 `selfcheck`, `interpreter` and `trial` (what this machine has), `layout` (what a sandbox sees),
-`users` (its uids), `cgroups`, `scope` and `rlimits` (its limits), `arguments` and `launch` (how it
-starts), `container` (how it ends).
+`users` (its uids), `cgroups`, `scope` and `rlimits` (its limits), `starts`, `launch` and
+`arguments` (how it starts), `container` (how it ends).
 
-Everything that can be found out once is found out in `prepare`; `create` makes a cgroup, takes two
-uids and starts one process.
+Everything that can be found out once is found out in `prepare`; `create` sets the limits of a
+cgroup and has a waiting process become bwrap.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import subprocess
@@ -42,7 +41,8 @@ from sandbox.drivers.driver import (
     StartFailed,
     Statement,
 )
-from sandbox.drivers.process import check_name, spawn
+from sandbox.drivers.process import check_name
+from sandbox.drivers.starts import Start, Starts
 from sandbox.drivers.users import Slot, Users
 
 _SHARED = Path("/var/lib/hutch")
@@ -86,6 +86,7 @@ class BubblewrapDriver:
         self._hierarchy: cgroups.Hierarchy | None = None
         self._scopes: scope.Scopes | None = None
         self._machine: arguments.Machine | None = None
+        self._starts: Starts | None = None
         self._enforcement: tuple[Enforcement, ...] = ()
         self._containers: dict[str, BubblewrapContainer] = {}
 
@@ -97,9 +98,11 @@ class BubblewrapDriver:
     async def prepare(self) -> Statement:
         """Runs the self-check, removes an earlier host's leftovers and builds the archive."""
         try:
-            return await asyncio.to_thread(self._prepare)
+            statement = await asyncio.to_thread(self._prepare)
         except _UNUSABLE as error:
             return self._unusable(str(error))
+        self._refill()  # not in that thread: its end would be taken for this process's
+        return statement
 
     def _prepare(self) -> Statement:
         self._hierarchy, without_cgroups = cgroups.find(self._owner, self._cgroup_root)
@@ -127,6 +130,7 @@ class BubblewrapDriver:
         if self._machine is None:
             return self._unusable(problem)
         self._build_archive(self._machine)
+        self._starts = Starts(self._users, self._hierarchy, files.seccomp)
         self._enforcement = self._levels()
         return Statement(
             driver=self.name,
@@ -210,16 +214,16 @@ class BubblewrapDriver:
         def members() -> set[int]:
             found = set(processes_of(self._mark))
             if self._hierarchy is not None:
-                for sandbox_id in self._hierarchy.sandbox_ids():
-                    found |= self._hierarchy.of(sandbox_id).pids()
+                for name in self._hierarchy.names():
+                    found |= self._hierarchy.of(name).pids()
             return found
 
         survivors = procfs.end_all(members, within_seconds=_LEFTOVER_SECONDS)
         if survivors:
             raise StartFailed(f"processes of an earlier host survived SIGKILL: {survivors}")
         if self._hierarchy is not None:
-            for sandbox_id in self._hierarchy.sandbox_ids():
-                self._hierarchy.of(sandbox_id).remove()
+            for name in self._hierarchy.names():
+                self._hierarchy.of(name).remove()
 
     async def create(self, request: SandboxRequest) -> BubblewrapContainer:
         """Starts one sandbox.
@@ -228,7 +232,7 @@ class BubblewrapDriver:
             StartFailed: It could not be made; nothing of it is left.
         """
         machine, limits, sandbox_id = self._machine, request.limits, request.sandbox_id
-        if machine is None:
+        if machine is None or self._starts is None:
             raise StartFailed("the bubblewrap driver is not usable: see its statement")
         check_name(sandbox_id)
         if sandbox_id in self._containers:
@@ -239,20 +243,12 @@ class BubblewrapDriver:
             tmpfs = arguments.tmpfs_bytes(limits, charged=charged)
         except ValueError as error:
             raise StartFailed(str(error)) from error
-        slot = self._users.take() if self._users is not None else None
-        group: cgroups.Cgroup | None = None
         try:
-            if self._hierarchy is not None:
-                group = self._hierarchy.create(sandbox_id, limits)
-            container = self._start(machine, request, tmpfs, slot, group)
+            container = self._start(machine, self._starts, request, tmpfs)
         except (OSError, StartFailed) as error:
-            if group is not None:
-                with contextlib.suppress(OSError):  # the first error is the one to tell
-                    group.remove()
-            if slot is not None and self._users is not None:
-                self._users.give_back(slot)
             raise StartFailed(f"cannot start sandbox {sandbox_id}: {error}") from error
         self._containers[sandbox_id] = container
+        asyncio.get_running_loop().call_soon(self._refill)
         try:
             await container.admit()
         except BaseException:
@@ -260,53 +256,35 @@ class BubblewrapDriver:
             raise
         return container
 
+    def _refill(self) -> None:
+        # A scope has its limits from the beginning, and a gate is one sandbox's own.
+        if self._starts is not None and self._scopes is None and not self._needs_gate():
+            self._starts.refill()
+
     def _start(
-        self,
-        machine: arguments.Machine,
-        request: SandboxRequest,
-        tmpfs: int,
-        slot: Slot | None,
-        group: cgroups.Cgroup | None,
+        self, machine: arguments.Machine, starts: Starts, request: SandboxRequest, tmpfs: int
     ) -> BubblewrapContainer:
         limits, sandbox_id = request.limits, request.sandbox_id
-        gate = rlimits.Gate(limits, slot.uid if slot else None) if self._needs_gate() else None
-        descriptor = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
+        gate = rlimits.Gate(limits) if self._needs_gate() else None
+        start: Start | None = None
         try:
-            argv = arguments.build(
-                machine,
-                sandbox_id=sandbox_id,
-                cpus=arguments.visible_cpus(limits),
-                tmpfs=tmpfs,
-                user_namespace=slot.user_namespace if slot else None,
-                seccomp=descriptor,
-                more=gate.options if gate else (),
-            )
-            argv += arguments.runtime_command(
-                machine,
-                sandbox_id=sandbox_id,
-                open_files=limits.open_files_limit,
-                two_uids=slot is not None,
-            )
-            held = group is not None or self._scopes is not None
-            line = launch.wrap(
-                argv,
-                join=group.join_files() if group else (),
-                open_files=rlimits.supervisor_files(limits),
-                address_space_bytes=None if held else rlimits.address_space_bytes(limits),
-                uid=slot.uid if slot else None,
-            )
-            env: dict[str, str] = {}
             if self._scopes is not None:
-                line = [*self._scopes.prefix(self._owner, sandbox_id, limits), *line]
-                env = self._scopes.environment
-            fds = [descriptor, *([slot.user_namespace] if slot else ())]
-            child = spawn(line, env=env, pass_fds=[*fds, *(gate.theirs if gate else ())])
+                prefix = self._scopes.prefix(self._owner, sandbox_id, limits)
+                start = starts.make(prefix=prefix, env=self._scopes.environment)
+            elif gate is not None:
+                start = starts.make(pass_fds=gate.theirs)
+            else:
+                start = starts.take()
+            if start.group is not None:
+                start.group.limit(limits)
+            child = start.go(self._line(machine, request, tmpfs, start, gate))
         except BaseException:
+            if start is not None:
+                starts.drop(start)
             if gate is not None:
                 gate.close()
             raise
-        finally:
-            os.close(descriptor)
+        slot = start.slot
         scoped = None
         if self._scopes is not None:
             unit = f"{cgroups.owner_name(self._owner)}-{sandbox_id}.scope"
@@ -314,12 +292,43 @@ class BubblewrapDriver:
         return BubblewrapContainer(
             sandbox_id=sandbox_id,
             child=child,
-            group=group or scoped,
+            group=start.group or scoped,
             uids=slot.uids if slot else frozenset(),
             mark=f"{self._mark}{sandbox_id}/",
             gate=gate,
             enforcement=self._stated(tmpfs, limits),
             on_gone=lambda: self._forget(sandbox_id, slot),
+        )
+
+    def _line(
+        self,
+        machine: arguments.Machine,
+        request: SandboxRequest,
+        tmpfs: int,
+        start: Start,
+        gate: rlimits.Gate | None,
+    ) -> bytes:
+        limits, slot = request.limits, start.slot
+        argv = arguments.build(
+            machine,
+            sandbox_id=request.sandbox_id,
+            cpus=arguments.visible_cpus(limits),
+            tmpfs=tmpfs,
+            user_namespace=slot.user_namespace if slot else None,
+            seccomp=start.seccomp,
+            more=gate.options if gate else (),
+        )
+        argv += arguments.runtime_command(
+            machine,
+            sandbox_id=request.sandbox_id,
+            open_files=limits.open_files_limit,
+            two_uids=slot is not None,
+        )
+        held = start.group is not None or self._scopes is not None
+        return launch.line(
+            argv,
+            open_files=rlimits.supervisor_files(limits),
+            address_space_bytes=None if held else rlimits.address_space_bytes(limits),
         )
 
     def _needs_gate(self) -> bool:
@@ -338,20 +347,18 @@ class BubblewrapDriver:
             self._users.give_back(slot)
 
     async def list(self) -> Sequence[str]:
-        """The sandboxes of this owner that have a process or a cgroup on the machine."""
+        """The sandboxes of this owner that have a process on the machine or are not destroyed."""
         return await asyncio.to_thread(self._existing)
 
     def _existing(self) -> Sequence[str]:
-        found = set(self._containers)
-        if self._hierarchy is not None:
-            found |= self._hierarchy.sandbox_ids()
-        found |= set(processes_of(self._mark).values()) - {trial.NAME}
-        return sorted(found)
+        return sorted({*self._containers, *processes_of(self._mark).values()} - {trial.NAME})
 
     async def close(self) -> None:
         """Destroys what is left and removes the driver's own folder, cgroups and locks."""
         for container in list(self._containers.values()):
             await container.destroy()
+        if self._starts is not None:
+            self._starts.close()
         if self._hierarchy is not None:
             self._hierarchy.remove()
         if self._users is not None:

@@ -87,6 +87,14 @@ class Cgroup:
         texts = (_text(folder / "cgroup.procs") for folder in self.directories)
         return {int(word) for text in texts for word in text.split()}
 
+    def limit(self, limits: Limits) -> None:
+        """Sets a sandbox's limits.
+
+        Raises:
+            OSError: The kernel refused.
+        """
+        _limit(self, limits)
+
     def counters(self) -> Counters:
         """Reads the kernel's counters."""
         return _counters_v1(self.folders) if self.version == 1 else _counters_v2(self.folders)
@@ -140,32 +148,31 @@ class Hierarchy:
             if name in self.parents
         )
 
-    def create(self, sandbox_id: str, limits: Limits) -> Cgroup:
-        """Makes one sandbox's cgroup with its limits set.
+    def create(self, name: str) -> Cgroup:
+        """Makes one sandbox's cgroup, without limits.
 
         Raises:
             OSError: The kernel refused; nothing is left.
         """
-        group = self.of(sandbox_id)
+        group = self.of(name)
         try:
             for folder in group.directories:
                 folder.mkdir()
-            _limit(group, limits)
         except OSError:
             with contextlib.suppress(OSError):
                 group.remove()
             raise
         return group
 
-    def of(self, sandbox_id: str) -> Cgroup:
-        """The cgroup of a sandbox, whether it exists or not."""
+    def of(self, name: str) -> Cgroup:
+        """The cgroup of that name, whether it exists or not."""
         return Cgroup(
             version=self.version,
-            folders={name: parent / sandbox_id for name, parent in self.parents.items()},
+            folders={controller: parent / name for controller, parent in self.parents.items()},
         )
 
-    def sandbox_ids(self) -> set[str]:
-        """The sandboxes of this owner that have a directory."""
+    def names(self) -> set[str]:
+        """The cgroups of this owner."""
         found: set[str] = set()
         for parent in set(self.parents.values()):
             with contextlib.suppress(OSError):

@@ -118,7 +118,7 @@ class BubblewrapContainer:
             StartFailed: It ended before.
         """
         if self._gate is not None:
-            await self._gate.open(self._child)
+            await self._gate.open(self._child, min(self._uids, default=None))
 
     async def measure(self) -> Measurement:
         """Measures now."""

@@ -12,6 +12,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sandbox.drivers.driver import StartFailed
 
@@ -118,13 +119,34 @@ class SpawnedProcess:
         self._diagnostics = -1
 
 
-def spawn(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A child that was started and that nobody watches yet."""
+
+    child: subprocess.Popen[bytes]
+    channel: socket.socket
+    diagnostics: int
+
+    def watch(self) -> SpawnedProcess:
+        """Watches it from now on, with the running event loop."""
+        return SpawnedProcess(self.child, self.channel, self.diagnostics)
+
+    def drop(self) -> None:
+        """Ends it and waits for its end."""
+        self.child.kill()
+        self.child.wait()
+        self.channel.close()
+        os.close(self.diagnostics)
+
+
+def begin(
     argv: Sequence[str],
     *,
     env: Mapping[str, str],
     cwd: str = "/",
     pass_fds: Sequence[int] = (),
-) -> SpawnedProcess:
+    reads: int | None = None,
+) -> Begun:
     """Starts a process with only the standard descriptors and `pass_fds` open.
 
     Args:
@@ -132,6 +154,7 @@ def spawn(
         env: Its whole environment.
         cwd: Its working directory.
         pass_fds: Descriptors it keeps, under the same numbers.
+        reads: Its standard input; the channel when None.
 
     Raises:
         StartFailed: It could not be started; nothing is left open.
@@ -143,7 +166,7 @@ def spawn(
         os.set_blocking(diagnostics, False)
         child = subprocess.Popen(
             argv,
-            stdin=theirs.fileno(),
+            stdin=theirs.fileno() if reads is None else reads,
             stdout=theirs.fileno(),
             stderr=diagnostics_end,
             env=dict(env),
@@ -159,4 +182,13 @@ def spawn(
     finally:
         theirs.close()
         os.close(diagnostics_end)
-    return SpawnedProcess(child, ours, diagnostics)
+    return Begun(child=child, channel=ours, diagnostics=diagnostics)
+
+
+def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/") -> SpawnedProcess:
+    """Starts a process as `begin` does, and watches it.
+
+    Raises:
+        StartFailed: It could not be started; nothing is left open.
+    """
+    return begin(argv, env=env, cwd=cwd).watch()

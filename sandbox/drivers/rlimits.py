@@ -89,17 +89,20 @@ class Gate:
     processes of the host's user. So bwrap says its child's pid and waits for one byte.
     """
 
-    def __init__(self, limits: Limits, uid: int | None) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._number = limits.pids_limit
-        self._uid = uid
         self._said, said = os.pipe()
         waited, self._let_go = os.pipe()
         self.theirs = (said, waited)
         self.options = ("--info-fd", str(said), "--block-fd", str(waited))
         self._descriptors = [self._said, said, waited, self._let_go]
 
-    async def open(self, child: SpawnedProcess) -> None:
+    async def open(self, child: SpawnedProcess, uid: int | None) -> None:
         """Sets the limit and lets the sandbox begin.
+
+        Args:
+            child: bwrap.
+            uid: The uid it runs under; None for this process's own.
 
         Raises:
             StartFailed: bwrap ended first, or said nothing in time.
@@ -110,20 +113,20 @@ class Gate:
             async with asyncio.timeout(_GATE_SECONDS):
                 text = await self._read_all()
             pid = json.loads(text)["child-pid"]
-            await asyncio.to_thread(self._limit, pid)
+            await asyncio.to_thread(self._limit, pid, uid)
             os.write(self._let_go, b"x")
         except (OSError, ValueError, KeyError, subprocess.SubprocessError) as error:
             raise StartFailed(f"bwrap did not start: {child.diagnostics or error}") from error
         finally:
             self.close()
 
-    def _limit(self, pid: int) -> None:
+    def _limit(self, pid: int, uid: int | None) -> None:
         number = self._number
-        if self._uid is None:
+        if uid is None:
             resource.prlimit(pid, resource.RLIMIT_NPROC, (number, number))
             return
         # A root without CAP_SYS_RESOURCE may not do this to another uid, but that uid itself may.
-        words = launch.as_uid(self._uid)
+        words = launch.as_uid(uid)
         words += ["prlimit", f"--pid={pid}", f"--nproc={number}:{number}"]
         subprocess.run(words, check=True, timeout=_GATE_SECONDS, capture_output=True, cwd="/")
 

@@ -190,7 +190,7 @@ def _machine(folder: Path) -> dict[str, object]:
     mounts = Path("/proc/self/mounts").read_text().count("\n")
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
-        "children": [pid for pid in procfs.children(os.getpid()) if procfs.alive(pid)],
+        "children": sum(procfs.alive(pid) for pid in procfs.children(os.getpid())),
         "mounts": mounts,
         "folders": sorted(path.name for path in folder.rglob("*")),
         "threads": len(os.listdir("/proc/self/task")) < 64,

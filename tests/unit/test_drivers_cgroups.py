@@ -51,7 +51,8 @@ def found(root: Path, owner: str = "one") -> cgroups.Hierarchy:
 def test_version_2_writes_the_limits(second: Path) -> None:
     hierarchy = found(second)
     assert (second / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
-    group = hierarchy.create("sbx_a", LIMITS)
+    group = hierarchy.create("sbx_a")
+    group.limit(LIMITS)
     (folder,) = group.directories
     assert folder == second / cgroups.owner_name("one") / "sbx_a"
     written = {path.name: path.read_text() for path in folder.iterdir()}
@@ -65,7 +66,7 @@ def test_version_2_writes_the_limits(second: Path) -> None:
 
 
 def test_version_2_reads_the_kernels_counters(second: Path) -> None:
-    group = found(second).create("sbx_a", LIMITS)
+    group = found(second).create("sbx_a")
     (folder,) = group.directories
     assert group.counters() == cgroups.Counters()
     (folder / "memory.events").write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\n")
@@ -97,7 +98,8 @@ def test_version_2_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 
 def test_version_1_writes_the_limits_once_per_folder(first: Path) -> None:
-    group = found(first).create("sbx_a", LIMITS)
+    group = found(first).create("sbx_a")
+    group.limit(LIMITS)
     assert len(group.directories) == 3
     shared = first / "cpu,cpuacct" / cgroups.owner_name("one") / "sbx_a"
     assert group.folders["cpu"] == group.folders["cpuacct"] == shared
@@ -110,7 +112,7 @@ def test_version_1_writes_the_limits_once_per_folder(first: Path) -> None:
 
 
 def test_version_1_reads_the_kernels_counters(first: Path) -> None:
-    group = found(first).create("sbx_a", LIMITS)
+    group = found(first).create("sbx_a")
     (group.folders["memory"] / "memory.oom_control").write_text(
         "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n"
     )
@@ -122,13 +124,13 @@ def test_version_1_reads_the_kernels_counters(first: Path) -> None:
     )
 
 
-def test_a_limit_that_the_kernel_refuses_leaves_no_folder(first: Path) -> None:
+def test_a_cgroup_that_the_kernel_refuses_leaves_no_folder(first: Path) -> None:
     hierarchy = found(first)
     target = hierarchy.of("sbx_a")
     for folder in target.directories[1:]:
         folder.mkdir()  # as if another one had it: making it again fails
     with pytest.raises(OSError, match="exists"):
-        hierarchy.create("sbx_a", LIMITS)
+        hierarchy.create("sbx_a")
     assert not target.directories[0].exists()
 
 
@@ -136,13 +138,13 @@ def test_only_the_owners_sandboxes_are_listed_and_removed(second: Path) -> None:
     mine, theirs = found(second, "one"), found(second, "two")
     mine.of("sbx_a").directories[0].mkdir()
     theirs.of("sbx_b").directories[0].mkdir()
-    assert mine.sandbox_ids() == {"sbx_a"}
+    assert mine.names() == {"sbx_a"}
     mine.of("sbx_a").remove()
     mine.of("sbx_a").remove()  # again is no error
-    assert mine.sandbox_ids() == set()
+    assert mine.names() == set()
     shutil.rmtree(second / cgroups.owner_name("one"))
     mine.remove()
-    assert theirs.sandbox_ids() == {"sbx_b"}
+    assert theirs.names() == {"sbx_b"}
 
 
 def test_every_limit_it_states_is_for_the_whole_sandbox(first: Path) -> None:

@@ -262,26 +262,42 @@ def test_a_uid_with_a_living_process_is_left_out(
     users.close()
 
 
-def test_the_launcher_joins_limits_and_becomes_the_program(tmp_path: Path) -> None:
+def _told(command: list[str], line: bytes) -> tuple[int, int, str]:
+    """Runs a waiting shell and tells it a line; its pid, exit code and output."""
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        output, _ = process.communicate(line)
+    return process.pid, process.returncode, output.decode()
+
+
+def test_a_waiting_shell_joins_and_then_limits_itself_and_becomes_the_program(
+    tmp_path: Path,
+) -> None:
     join = tmp_path / "it's a file"
-    line = launch.wrap(
-        ["/bin/sh", "-c", "ulimit -n; ulimit -c; ulimit -v; echo $$"],
-        join=[join],
-        open_files=99,
-        address_space_bytes=1 << 30,
-    )
-    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        shown = process.stdout.read().split()
-    assert shown == ["99", "0", str(1 << 20), str(process.pid)]
+    script = "ulimit -n; ulimit -c; ulimit -v; echo $$\necho 'it is'\n"
+    line = launch.line(["/bin/sh", "-c", script], open_files=99, address_space_bytes=1 << 30)
+    pid, code, output = _told(launch.waiting(join=[join]), line)
+    assert output.split() == ["99", "0", str(1 << 20), str(pid), "it", "is"]
+    assert code == 0
     assert join.read_text() == "0\n"
 
 
+def test_the_programs_input_is_what_the_shells_output_is() -> None:
+    """The line comes over a pipe; the frame channel is both for what the shell becomes."""
+    script = "test /proc/self/fd/0 -ef /proc/self/fd/1 && echo same"
+    assert _told(launch.waiting(), launch.line(["/bin/sh", "-c", script], open_files=99))[2]
+
+
+def test_a_waiting_shell_that_is_told_nothing_ends() -> None:
+    assert _told(launch.waiting(), b"")[1:] == (0, "")
+
+
 def test_a_cgroup_that_cannot_be_joined_starts_nothing(tmp_path: Path) -> None:
-    line = launch.wrap(["echo", "started"], join=[tmp_path / "absent" / "tasks"], open_files=99)
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert done.stdout == ""
+    line = launch.line(["echo", "started"], open_files=99)
+    _, code, output = _told(launch.waiting(join=[tmp_path / "absent" / "tasks"]), line)
+    assert code != 0
+    assert output == ""
 
 
 def test_a_scope_has_the_limits_as_systemd_takes_them() -> None:
