@@ -243,7 +243,7 @@ async def test_real_warm_sandboxes_run_code_and_hold_nothing_of_one_another(name
 async def test_real_claims_at_once_give_each_a_sandbox_of_its_own(
     name: str, warm: int, claims: int
 ) -> None:
-    """`make soak` has bubblewrap at 100 and 200 too."""
+    """Scale: 4 and 8 for 100 and 200 with bubblewrap."""
     async with real_host(name, pool_size=warm, capacity=claims, **POOLED) as (it, _):
         await filled(it, warm)
 
