@@ -49,6 +49,10 @@ FEED_FACTS = 2000
 RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
 
 
+# Records that change nothing of what the read model shows.
+_UNSHOWN = (rec.CellAccepted, rec.CellInterrupted, rec.CellDisplayed)
+
+
 class Executor(Protocol):
     """What carries out commands."""
 
@@ -75,6 +79,18 @@ class _Pending:
     facts: tuple[tuple[InvocationId, int, rec.Record], ...] = ()  # of trees that are followed
 
 
+def _shown_above(node: Node, record: rec.Record) -> tuple[InvocationId, ...]:
+    """The ancestors that the read model shows otherwise because of a record: it counts descendants,
+    and says whether code waits."""
+    match record:
+        case rec.Admitted():
+            return node.lineage
+        case rec.Ended():
+            return node.lineage[-1:]
+        case _:
+            return ()
+
+
 def _may_wait(event: Event, pending: _Pending) -> bool:
     """Whether nobody waits for these records: what a sandbox tells on its way is most often
     followed at once by more, and one commit then serves both."""
@@ -94,7 +110,7 @@ def _merged(batches: list[Batch]) -> Batch:
         return batches[0]
     return Batch(
         records=tuple(item for batch in batches for item in batch.records),
-        rows=tuple(item for batch in batches for item in batch.rows),
+        rows=tuple({row.invocation_id: row for batch in batches for row in batch.rows}.values()),
         requests=tuple(item for batch in batches for item in batch.requests),
         ended_trees=tuple(item for batch in batches for item in batch.ended_trees),
     )
@@ -123,6 +139,19 @@ class Feed:
             self.facts.clear()
             self.missed = True
         self.changed.set()
+
+
+def by_age(records: Iterable[StoredRecord]) -> list[StoredRecord]:
+    """The records of several trees in the order of their times, each tree's in its own order: who
+    waits longest is known by the order in which records are folded."""
+    latest: dict[str, int] = {}
+    aged: list[tuple[int, StoredRecord]] = []
+    for stored in records:  # each tree's are in order; its clock may have been set back
+        time_us = max(stored.time_us, latest.get(stored.tree_id, 0))
+        latest[stored.tree_id] = time_us
+        aged.append((time_us, stored))
+    aged.sort(key=lambda item: item[0])
+    return [stored for _, stored in aged]
 
 
 class Watchers:
@@ -232,7 +261,7 @@ class Loop:
 
     async def recover(self) -> None:
         """Folds the live trees' records; nothing is decided again."""
-        for stored in await self._journal.live_records():
+        for stored in by_age(await self._journal.live_records()):
             record = self._codec.load(stored.payload)
             apply(self.state, record)
             tree_id = InvocationId(stored.tree_id)
@@ -375,9 +404,9 @@ class Loop:
             tree = self.state.trees[node.tree_id]
             tree.records += 1
             trees[node.tree_id] = None
-            touched[node.invocation_id] = node
-            changed = node.lineage if isinstance(record, rec.Admitted) else node.lineage[-1:]
-            for ancestor_id in changed:
+            if not isinstance(record, _UNSHOWN):
+                touched[node.invocation_id] = node
+            for ancestor_id in _shown_above(node, record):
                 touched[ancestor_id] = self.state.nodes[ancestor_id]
             stored.append(
                 StoredRecord(

@@ -6,6 +6,8 @@ to is a record like that of a program's cell, and only a returned value can end 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.core.errors import Reason, Refused
 from controller.core.ids import CellId
 from controller.core.model import CellOutcome, Ending, EndingKind, Evidence, State
@@ -87,7 +89,7 @@ def cell_ended(draft: Draft, node: Node, event: ev.CellEnded) -> None:
             failure=event.failure,
             stdout_bytes=event.stdout_bytes,
             stderr_bytes=event.stderr_bytes,
-            evidence=event.evidence,
+            evidence=replace(event.evidence, enforcement=()),  # the same for every cell of the box
             check=check,
             text=event.text,
             killed_processes=event.killed_processes,

@@ -1,0 +1,190 @@
+"""Cells of a live box and children from a warm pool, beside the floors and their peers.
+
+Called by `bench.run`. A cell is measured on the stream itself (grpc.aio, as the floor is), so that
+the ratio is that of the system, not of one client library.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+import hutch
+from bench import floors
+from bench.stack import Stack
+from bench.stats import Figure, figure
+from hutch.v1 import invocation_pb2
+from hutch.v1 import invocation_service_pb2 as isv
+from hutch.v1.invocation_service_pb2_grpc import InvocationServiceStub
+
+WARM_UP = 20
+
+_CHILDREN = """
+import time
+import hutch
+
+seconds = []
+for number in range(count):
+    begin = time.perf_counter()
+    hutch.invoke(program="return 1")
+    seconds.append(time.perf_counter() - begin)
+return seconds
+"""
+
+_CHILDREN_AT_ONCE = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+import hutch
+
+def one(number):
+    begin = time.perf_counter()
+    hutch.invoke(program="return 1")
+    return time.perf_counter() - begin
+
+with ThreadPoolExecutor(at_once) as pool:
+    return list(pool.map(one, range(count)))
+"""
+
+_IPYKERNEL = """
+import time
+from jupyter_client.manager import start_new_kernel
+manager, client = start_new_kernel()
+seconds = []
+try:
+    for number in range(220):
+        begin = time.perf_counter()
+        client.execute_interactive("1+1", timeout=10, output_hook=lambda message: None)
+        if number >= 20:
+            seconds.append(time.perf_counter() - begin)
+    pid = manager.provisioner.process.pid
+    pss = 0
+    for line in open(f"/proc/{pid}/smaps_rollup"):
+        if line.startswith("Pss:"):
+            pss = int(line.split()[1]) * 1024
+finally:
+    client.stop_channels()
+    manager.shutdown_kernel(now=True)
+import json
+print(json.dumps({"seconds": seconds, "pss": pss}))
+"""
+
+
+async def cells(running: Stack, folder: Path, count: int) -> tuple[list[Figure], float]:
+    """A cell `1+1` in a live box, in turn with the floors of the same moments.
+
+    Returns:
+        The figures `cell`, `cell_pingpong` and `cell_commit`, and the median cell over F(1).
+    """
+    found: dict[str, list[float]] = {"cell": [], "cell_pingpong": [], "cell_commit": []}
+    async with grpc.aio.insecure_channel(running.target) as channel:
+        box = await Box.open(channel)
+        for _ in range(WARM_UP):
+            await box.run("1+1")
+        for _ in range(5):  # the speed of a machine drifts, so they take turns
+            for _ in range(count // 5):
+                begin = time.perf_counter()
+                await box.run("1+1")
+                found["cell"].append(time.perf_counter() - begin)
+            room = folder / secrets.token_hex(4)
+            room.mkdir()
+            found["cell_pingpong"] += (await floors.pingpong(room, count // 5)).seconds
+            found["cell_commit"] += (await floors.commits(room, count // 10, 1)).seconds
+        await box.close()
+    figures = [figure(name, seconds) for name, seconds in found.items()]
+    return figures, figures[0].p50 / floor(figures[1], figures[2], 1)
+
+
+def floor(pingpong: Figure, commit: Figure, commits: int) -> float:
+    """F(n) of the design: two ping-pongs and n durable commits, in seconds."""
+    return 2 * pingpong.p50 + commits * commit.p50
+
+
+class Box:
+    """One interactive box on its own stream."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    @classmethod
+    async def open(cls, channel: grpc.aio.Channel) -> Box:
+        """Makes a box and attaches to it."""
+        stub: Any = InvocationServiceStub(channel)  # type: ignore[no-untyped-call]
+        spec = invocation_pb2.InvocationSpec(interactive=invocation_pb2.InteractiveWork())
+        created = await stub.CreateInvocation(
+            isv.CreateInvocationRequest(request_id=secrets.token_hex(8), spec=spec)
+        )
+        call = stub.AttachInvocation()
+        attach = isv.AttachBox(invocation_id=created.invocation.invocation_id)
+        await call.write(isv.AttachInvocationRequest(attach=attach))
+        return cls(call)
+
+    async def run(self, code: str) -> None:
+        """Runs a cell and reads up to its result."""
+        cell_id = secrets.token_hex(8)
+        submit = isv.SubmitCell(cell_id=cell_id, code=code)
+        await self._call.write(isv.AttachInvocationRequest(submit=submit))
+        while True:
+            message = await self._call.read()
+            if message.HasField("cell_completed") and message.cell_completed.cell_id == cell_id:
+                return
+            if message.HasField("refused") or message.HasField("ended"):
+                raise SystemExit(str(message))
+
+    async def close(self) -> None:
+        """Ends the box by returning from it."""
+        cell = isv.SubmitCell(cell_id=secrets.token_hex(8), code="return")
+        await self._call.write(isv.AttachInvocationRequest(submit=cell))
+        while not (await self._call.read()).HasField("ended"):
+            pass
+
+
+def children(running: Stack, count: int) -> Figure:
+    """From `invoke` in a sandbox to its value, back to back, each from the pool."""
+    return _spawning(running, "warm_child", _CHILDREN, count=count)
+
+
+def children_at_once(running: Stack, count: int, at_once: int) -> Figure:
+    """The same, so many at once."""
+    return _spawning(running, "warm_child_of_20", _CHILDREN_AT_ONCE, count=count, at_once=at_once)
+
+
+def refilling(running: Stack, count: int) -> Figure:
+    """Back to back for longer than the pool lasts, so that it refills meanwhile."""
+    return _spawning(running, "refilled_child", _CHILDREN, count=count)
+
+
+def _spawning(running: Stack, name: str, program: str, **inputs: int) -> Figure:
+    with hutch.connect(running.target) as client:
+        seconds = client.invoke(
+            hutch.ReturnType(list[float]), program=program, max_concurrent=32, inputs=inputs
+        )
+    return figure(name, seconds)
+
+
+def ipykernel(build: Path) -> tuple[Figure, int] | None:
+    """The same cell in an ipykernel, through `jupyter_client`, and the kernel's idle PSS in bytes.
+
+    Returns:
+        None where it cannot be installed.
+    """
+    room = build / "ipykernel"
+    python = room / "bin" / "python"
+    if not python.exists():
+        venv.create(room, with_pip=True)
+        command = [str(python), "-m", "pip", "install", "-q", "ipykernel", "jupyter_client"]
+        if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
+            return None
+    done = subprocess.run([python, "-c", _IPYKERNEL], capture_output=True, check=False)
+    if done.returncode:
+        sys.stderr.write(done.stderr.decode("utf-8", "replace")[-2000:])
+        return None
+    found = json.loads(done.stdout)
+    return figure("ipykernel_cell", found["seconds"]), int(found["pss"])
