@@ -6,19 +6,25 @@
     ├── ValueDecodeError        bytes are no value, or none of the hint; .path (also a ValueError)
     ├── HintError               a type hint that no contract can express; .hint (also a TypeError)
     ├── ResultTimeoutError      a wait ended before the invocation did (also a TimeoutError)
+    ├── ToolError               a tool raised; .failure has its class, text and traceback
     ├── ToolOutcomeUnknown      a tool's owner is gone; the call may or may not have happened
+    ├── ToolTimeoutError        a tool did not answer in its time (also a TimeoutError)
+    ├── CellFailed              a cell of a box did not run to its end; .outcome .cell_id .failure
     ├── ConnectionLostError     the controller cannot be reached (also a ConnectionError)
     ├── RequestRefused          a request was refused and nothing was started; .reason .details
     │   ├── FieldInvalidError       FIELD_INVALID (also a ValueError)
     │   ├── PayloadTooLargeError    PAYLOAD_TOO_LARGE (also a ValueError)
     │   ├── CredentialInvalidError  CREDENTIAL_INVALID
     │   ├── GrantDeniedError        GRANT_DENIED (also a PermissionError)
-    │   ├── NotFoundError           INVOCATION_, ARTIFACT_, SANDBOX_NOT_FOUND (also a LookupError)
+    │   ├── NotFoundError           INVOCATION_, ARTIFACT_, SANDBOX_, FILE_NOT_FOUND (a LookupError)
+    │   │   └── CellNotFoundError       CELL_NOT_FOUND
+    │   ├── CellBusyError           CELL_BUSY
     │   ├── RecursionLimitError     DEPTH_LIMIT_REACHED
     │   ├── RequestIdReusedError    REQUEST_ID_REUSED
     │   ├── QuotaExceededError      QUOTA_EXCEEDED
     │   ├── InvocationEndedError    INVOCATION_ENDED
     │   ├── UnavailableError        CONTROLLER_DRAINING, HOST_, STORE_UNAVAILABLE, STORE_FULL
+    │   │   └── ToolUnreachableError    TOOL_UNREACHABLE
     │   ├── NotEnforceableError     NOT_ENFORCEABLE
     │   ├── NotBuiltError           NOT_BUILT (also a NotImplementedError)
     │   └── InternalError           INTERNAL, OWNER_FENCED
@@ -156,8 +162,40 @@ class ResultTimeoutError(HutchError, TimeoutError):
     """A wait ended before the invocation did. The invocation goes on."""
 
 
+class ToolError(HutchError):
+    """A tool raised an exception; `failure` has its class name, text and traceback."""
+
+    def __init__(self, message: str, failure: Failure | None = None) -> None:
+        """Keeps the exception, as data, beside the message."""
+        super().__init__(message)
+        self.failure = failure if failure is not None else Failure()
+
+
 class ToolOutcomeUnknown(HutchError):
     """A tool's owner is gone: the call may or may not have happened. It is never sent again."""
+
+
+class ToolTimeoutError(HutchError, TimeoutError):
+    """A tool did not answer in its time: whether it ran to its end cannot be known."""
+
+
+class CellFailed(HutchError):
+    """A cell of a box did not run to its end; the box lives on, unless it has ended as well.
+
+    Attributes:
+        outcome: the lower-case outcome, for example `errored`, `interrupted`, `timed_out`.
+        cell_id: the cell.
+        failure: what its code raised or how its value missed the contract, where there is that.
+    """
+
+    def __init__(
+        self, message: str, *, outcome: str = "", cell_id: str = "", failure: Failure | None = None
+    ) -> None:
+        """Keeps the evidence beside the message."""
+        super().__init__(message)
+        self.outcome = outcome
+        self.cell_id = cell_id
+        self.failure = failure if failure is not None else Failure()
 
 
 class ConnectionLostError(HutchError, ConnectionError):
@@ -198,7 +236,15 @@ class GrantDeniedError(RequestRefused, PermissionError):
 
 
 class NotFoundError(RequestRefused, LookupError):
-    """No such invocation, artifact or sandbox within reach."""
+    """No such invocation, artifact, sandbox or file within reach."""
+
+
+class CellNotFoundError(NotFoundError):
+    """The box was never given such a cell."""
+
+
+class CellBusyError(RequestRefused):
+    """Another cell runs and this one would not wait; it did not run."""
 
 
 class RecursionLimitError(RequestRefused):
@@ -219,6 +265,10 @@ class InvocationEndedError(RequestRefused):
 
 class UnavailableError(RequestRefused):
     """The controller, a host or a store cannot serve the request now."""
+
+
+class ToolUnreachableError(UnavailableError):
+    """The owner of a tool is gone; the call was not sent."""
 
 
 class NotEnforceableError(RequestRefused):
@@ -314,6 +364,9 @@ def refusal_class(reason: str) -> type[RequestRefused]:
         "INVOCATION_NOT_FOUND": NotFoundError,
         "ARTIFACT_NOT_FOUND": NotFoundError,
         "SANDBOX_NOT_FOUND": NotFoundError,
+        "FILE_NOT_FOUND": NotFoundError,
+        "CELL_NOT_FOUND": CellNotFoundError,
+        "CELL_BUSY": CellBusyError,
         "DEPTH_LIMIT_REACHED": RecursionLimitError,
         "REQUEST_ID_REUSED": RequestIdReusedError,
         "QUOTA_EXCEEDED": QuotaExceededError,
@@ -322,6 +375,7 @@ def refusal_class(reason: str) -> type[RequestRefused]:
         "HOST_UNAVAILABLE": UnavailableError,
         "STORE_UNAVAILABLE": UnavailableError,
         "STORE_FULL": UnavailableError,
+        "TOOL_UNREACHABLE": ToolUnreachableError,
         "NOT_ENFORCEABLE": NotEnforceableError,
         "NOT_BUILT": NotBuiltError,
         "INTERNAL": InternalError,
@@ -374,9 +428,21 @@ def from_failure(failure: Failure) -> HutchError:
     """Makes the exception of a failed call: a child's ending, else a refusal."""
     if failure.ending:
         return failed(failure.ending, failure.invocation_id, failure)
+    if failure.reason == "TOOL_OUTCOME_UNKNOWN":
+        return ToolOutcomeUnknown(failure.message)
+    if failure.reason == "TOOL_TIMED_OUT":
+        return ToolTimeoutError(failure.message)
     if failure.reason:
         return refused(failure.reason, failure.message)
     return HutchError(failure.message or failure.type_name or "the call failed")
+
+
+def from_tool(failure: Failure, name: str) -> HutchError:
+    """Makes the exception of a failed tool call: what the tool raised, else what kept it from it."""
+    if failure.ending or failure.reason:
+        return from_failure(failure)
+    text = f": {failure.message}" if failure.message else ""
+    return ToolError(f"the tool {name} raised {failure.type_name or 'an exception'}{text}", failure)
 
 
 def _describe(ending: str, child_id: str, failure: Failure, message: str) -> str:
