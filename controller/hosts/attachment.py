@@ -73,6 +73,9 @@ class Attachment:
         self._tree_id = node.tree_id
         self._is_box = node.interactive
         self._output_id = convert.output_id(command.invocation_id, node.attempt)
+        if node.attempt > 1:  # who follows the attempt before goes on with this one
+            before = convert.output_id(command.invocation_id, node.attempt - 1)
+            services.output.wake(command.tenant_id, before)
         self._blobs = InboundBlobs(services, command.tenant_id)
         self._outbound = OutboundContents(services, command.tenant_id)
         self._calls = Calls(services, node, self._blobs)
@@ -367,7 +370,7 @@ class Attachment:
                     )
                 )
             case "output":
-                await self._output(response.output)
+                return await self._output(response.output)
             case "blob":
                 await self._blobs.add(response.blob)
             case "call":
@@ -437,16 +440,20 @@ class Attachment:
             oldest = self._answered.pop(next(iter(self._answered)))
             self._answered_bytes -= _reply_bytes(oldest)
 
-    async def _output(self, chunk: hs.OutputChunk) -> None:
+    async def _output(self, chunk: hs.OutputChunk) -> asyncio.Future[None] | None:
         if not self._is_box and chunk.cell_id != self._command.cell_id:
-            return
+            return None
         name = "stderr" if chunk.stream == isv.OUTPUT_STREAM_STDERR else "stdout"
-        await self._services.output.append(
+        written = await self._services.output.append(
             self._command.tenant_id, self._kept(chunk.cell_id), name, chunk.offset, chunk.data
         )
         self._acks.count(len(chunk.data))
         if self._is_box:
-            self._services.loop.watchers.printed(self._tree_id, CellId(chunk.cell_id))
+            written.add_done_callback(lambda _: self._printed(chunk.cell_id))
+        return written
+
+    def _printed(self, cell_id: str) -> None:
+        self._services.loop.watchers.printed(self._tree_id, CellId(cell_id))
 
     def _kept(self, cell_id: str) -> str:
         """The name under which a cell's output is kept."""

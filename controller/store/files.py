@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -91,3 +91,16 @@ def write_all(descriptor: int, data: bytes, offset: int) -> tuple[int, OSError |
         except OSError as error:
             return done, error
     return done, None
+
+
+def write_parts(descriptor: int, parts: Sequence[bytes], offset: int) -> tuple[int, OSError | None]:
+    """Writes pieces one behind the other, at most 1024; returns as `write_all` does."""
+    try:
+        done = os.pwritev(descriptor, parts, offset)
+    except OSError as error:
+        return 0, error
+    if done == sum(len(part) for part in parts):
+        return done, None
+    # A short write: the rest says why.
+    more, problem = write_all(descriptor, b"".join(parts)[done:], offset + done)
+    return done + more, problem

@@ -19,6 +19,7 @@ Errors, all typed::
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -312,35 +313,42 @@ class ArtifactStore(Protocol):
 
 
 class OutputLog(Protocol):
-    """What invocations printed, by byte offset. `stream` is `stdout` or `stderr`."""
+    """What cells printed, by byte offset. `stream` is `stdout` or `stderr`; an output begins with
+    its first byte and may go on for as long as there is somebody who appends."""
 
     async def append(
-        self, tenant_id: str, invocation_id: str, stream: str, offset: int, data: bytes
-    ) -> int:
-        """Adds bytes at an offset and returns the stream's size. Bytes that are there already are
-        ignored. When it returns they survive the controller; `sync` makes them survive the machine.
+        self, tenant_id: str, output_id: str, stream: str, offset: int, data: bytes
+    ) -> asyncio.Future[None]:
+        """Takes bytes at an offset; those that are there already are ignored. Waits while much
+        waits to be written: a disk that takes nothing holds back whoever prints, and is tried
+        again until it does.
+
+        Returns:
+            A future that is done once the bytes survive the controller (`sync` makes them survive
+            the machine) and can be read; cancelled when the log was closed before.
 
         Raises:
             OutputGap: bytes before `offset` are missing.
-            StoreFull, StoreUnavailable: send again from `size`.
+            StoreUnavailable: the log is closed.
         """
 
-    async def size(self, tenant_id: str, invocation_id: str, stream: str) -> int:
+    async def size(self, tenant_id: str, output_id: str, stream: str) -> int:
         """How many bytes the stream holds; 0 for one that nobody wrote."""
 
     async def read(
-        self, tenant_id: str, invocation_id: str, stream: str, offset: int, max_bytes: int
+        self, tenant_id: str, output_id: str, stream: str, offset: int, max_bytes: int
     ) -> bytes:
         """At most `max_bytes` (and at most 1 MiB) from an offset; empty at the end."""
 
-    async def changed(self, tenant_id: str, invocation_id: str, stream: str, offset: int) -> int:
+    async def changed(self, tenant_id: str, output_id: str, stream: str, offset: int) -> int:
         """Waits until the stream holds more than `offset` bytes or `wake` is called; its size."""
 
-    def wake(self, tenant_id: str, invocation_id: str) -> None:
-        """Ends the waits of all who follow an invocation, because it has ended."""
+    def wake(self, tenant_id: str, output_id: str) -> None:
+        """Ends the waits of all who follow an output, because something else has changed."""
 
-    async def sync(self, tenant_id: str, invocation_id: str) -> tuple[int, int]:
-        """Makes both streams durable and returns their sizes (stdout, stderr)."""
+    async def sync(self, tenant_id: str, output_id: str) -> tuple[int, int]:
+        """Makes both streams durable, with all that was taken so far, and returns their sizes
+        (stdout, stderr). Costs nothing where nothing was written."""
 
     async def close(self) -> None:
         """Ends all waits and finishes what is being written. Idempotent."""

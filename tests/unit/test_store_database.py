@@ -129,7 +129,7 @@ async def test_a_state_directory_that_is_not_there_is_unavailable(tmp_path: Path
 async def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     async with opened(tmp_path) as stores:
         await stores.journal.append(records(1))
-        await stores.outputs.append(TENANT, "inv_a", "stdout", 0, b"x")
+        await (await stores.outputs.append(TENANT, "inv_a", "stdout", 0, b"x"))
         staged = await stores.artifacts.stage()
         await staged.write(b"x")
         await staged.finish()
@@ -265,17 +265,21 @@ async def main():
     number, data = 1, b"x" * 50_000
     while not await fails(stores.journal.append(records(number, payload=data))):
         number += 1
-    output = 0
-    while not await fails(stores.outputs.append(TENANT, "inv_a", "stdout", output, data)):
-        output = await stores.outputs.size(TENANT, "inv_a", "stdout")
+    output, waits = 0, False
+    while not waits:
+        written = await stores.outputs.append(TENANT, "inv_a", "stdout", output, data)
+        output += len(data)
+        waits = not (await asyncio.wait({written}, timeout=0.3))[0]
+    assert await stores.outputs.size(TENANT, "inv_a", "stdout") < output
     staged = await stores.artifacts.stage()
     full = False
     while not full:
         full = await fails(staged.write(b"x" * 300_000))
     filler.unlink()
     await stores.journal.append(records(number, payload=data))
-    output = await stores.outputs.size(TENANT, "inv_a", "stdout")
-    await stores.outputs.append(TENANT, "inv_a", "stdout", output, data)
+    await written
+    assert await stores.outputs.size(TENANT, "inv_a", "stdout") == output
+    await (await stores.outputs.append(TENANT, "inv_a", "stdout", output, data))
     staged = await stores.artifacts.stage()
     await staged.write(data)
     await staged.finish()
@@ -304,7 +308,7 @@ def test_a_disk_that_is_really_full_is_typed_and_nothing_is_lost(tmp_path: Path)
         [*probe, "sh", "-c", shell, _FILL], check=False, capture_output=True, text=True
     )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("well")
+    assert "well" in ended.stdout
 
 
 _KILLED = """
