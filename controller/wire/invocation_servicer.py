@@ -36,6 +36,7 @@ from controller.store.ports import ArtifactStore, InvocationRow, Journal, Output
 from controller.wire.boxes import BoxStream, check_box
 from controller.wire.errors import streaming, unary
 from controller.wire.events import EventMaker
+from controller.wire.outputs import read_output
 from controller.wire.sessions import Sessions
 from controller.wire.tool_servers import ToolServers
 from hutch.v1 import invocation_pb2
@@ -45,9 +46,7 @@ from hutch.v1.invocation_service_pb2_grpc import InvocationServiceServicer
 PAGE_SIZE = 100
 PAGE_MAXIMUM = 1000
 WAIT_MAXIMUM_SECONDS = 60.0
-CHUNK_BYTES = 256 * 1024
 STDIN_BYTES = 1024 * 1024
-STREAMS = {isv.OUTPUT_STREAM_STDOUT: "stdout", isv.OUTPUT_STREAM_STDERR: "stderr"}
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -297,30 +296,14 @@ class InvocationServicer(InvocationServiceServicer):
         self, request: isv.ReadOutputRequest, context: Context
     ) -> AsyncIterator[isv.ReadOutputResponse]:
         """Streams what was printed, exactly, from any byte."""
-        if request.stream not in STREAMS:
-            raise Refused(Reason.FIELD_INVALID, "it is stdout or stderr", field="stream")
-        row = await self._row(LOCAL_TENANT, request.invocation_id)
-        name = STREAMS[request.stream]
-        left = request.max_bytes or None
-        offset, base, attempt = request.offset, 0, 1
-        while left is None or left > 0:
-            last = convert.invocation_of_row(row).attempt
-            kept = convert.output_id(row.invocation_id, attempt)
-            size = await self._parts.output.size(LOCAL_TENANT, kept, name)
-            if offset < base + size:
-                limit = CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)
-                data = await self._parts.output.read(LOCAL_TENANT, kept, name, offset - base, limit)
-                yield isv.ReadOutputResponse(offset=offset, data=data)
-                offset += len(data)
-                left = None if left is None else left - len(data)
-                continue
-            if attempt < last:
-                base, attempt = base + size, attempt + 1
-                continue
-            if not request.follow or row.state == State.ENDED or self._parts.loop.draining:
-                return
-            await self._parts.output.changed(LOCAL_TENANT, kept, name, size)
-            row = await self._row(LOCAL_TENANT, request.invocation_id)
+        parts = self._parts
+        async for response in read_output(
+            request,
+            parts.loop,
+            parts.output,
+            lambda: self._row(LOCAL_TENANT, request.invocation_id),
+        ):
+            yield response
 
     @streaming
     async def AttachInvocation(
