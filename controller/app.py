@@ -31,6 +31,7 @@ from controller.convert import output_id, row_out
 from controller.core.clock import now_us
 from controller.engine import commands as cmd
 from controller.engine import events as ev
+from controller.engine.records import Codec
 from controller.engine.state import Node
 from controller.hosts.pool import HostPool
 from controller.hosts.services import Services
@@ -234,6 +235,8 @@ class Controller:
         services = Services(
             config=self._config,
             loop=self._loop,
+            journal=self._stores.journal,
+            codec=Codec(),
             artifacts=self._stores.artifacts,
             output=self._stores.outputs,
             checker=self._checker,

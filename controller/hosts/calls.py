@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import structlog
 
+from controller import convert_events
 from controller.convert import (
     MIB,
     PROGRAM_BYTES,
@@ -246,6 +247,8 @@ class Calls:
         match call.view:
             case hs.CHILD_VIEW_STATUS:
                 return _status(child)
+            case hs.CHILD_VIEW_EVENTS:
+                return await self._events(node, call)
             case hs.CHILD_VIEW_OUTPUT:
                 return await self._output(child, call)
             case _:
@@ -263,6 +266,31 @@ class Calls:
         data = await output.read(self._tenant_id, kept, name, call.offset, limit)
         total = await output.size(self._tenant_id, kept, name)
         return _bytes_view(call.offset, data, total)
+
+    async def _events(self, node: Node, call: hs.InspectChildCall) -> bytes:
+        request = isv.ListEventsRequest(
+            invocation_id=call.invocation_id,
+            max_events=call.max_events,
+            max_bytes=min(call.max_bytes, convert_events.EVENT_BYTES_MAXIMUM),
+            before_sequence=call.offset,
+        )
+        services = self._services
+        found = await convert_events.view(
+            services.journal, services.codec, self._tenant_id, node.tree_id, request
+        )
+        events = [
+            {
+                "sequence": item.sequence,
+                "time": item.event_time.ToMicroseconds() / 1_000_000,
+                "kind": item.kind,
+                "text": item.text,
+                "truncated": item.truncated,
+                "total_bytes": item.total_bytes,
+            }
+            for item in found.events
+        ]
+        view = {"events": events, "truncated": found.truncated}
+        return json.dumps(view | {"before_sequence": found.before_sequence}).encode()
 
     async def _read(self, node: Node, call: hs.ReadArtifactCall) -> bytes:
         if call.artifact_id not in node.readable:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from controller.checks import Checker
 from controller.config import ControllerConfig
+from controller.engine.records import Codec
 from controller.loop import Loop
 from controller.nursery import Nursery
-from controller.store.ports import ArtifactStore, OutputLog
+from controller.store.ports import ArtifactStore, Journal, OutputLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +22,8 @@ class Services:
 
     config: ControllerConfig
     loop: Loop
+    journal: Journal
+    codec: Codec
     artifacts: ArtifactStore
     output: OutputLog
     checker: Checker

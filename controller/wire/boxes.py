@@ -338,12 +338,7 @@ class BoxStream:
                 )
 
 
-def check_box(row: InvocationRow) -> None:
-    """Whether a client may attach to it.
-
-    Raises:
-        Refused: FIELD_INVALID when it takes no cells.
-    """
+def is_box(row: InvocationRow) -> bool:
+    """Whether clients give it its cells."""
     invocation = convert.invocation_of_row(row)
-    if invocation.mode != invocation_pb2.INVOCATION_MODE_INTERACTIVE:
-        raise Refused(Reason.FIELD_INVALID, "it takes no cells: it is not interactive")
+    return invocation.mode == invocation_pb2.INVOCATION_MODE_INTERACTIVE

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import grpc.aio
 
-from controller import convert
+from controller import convert, convert_events
 from controller.checks import Checker
 from controller.config import ControllerConfig
 from controller.core.errors import Reason, Refused
@@ -33,10 +33,10 @@ from controller.engine import events as ev
 from controller.engine.records import Codec
 from controller.loop import Loop
 from controller.store.ports import ArtifactStore, InvocationRow, Journal, OutputLog, cursor_of
-from controller.wire.boxes import BoxStream, check_box
+from controller.wire.box_output import BoxOutput, limited
+from controller.wire.boxes import BoxStream, is_box
 from controller.wire.errors import streaming, unary
-from controller.wire.events import EventMaker
-from controller.wire.outputs import read_output
+from controller.wire.outputs import STREAMS, read_output
 from controller.wire.sessions import Sessions
 from controller.wire.tool_servers import ToolServers
 from hutch.v1 import invocation_pb2
@@ -263,7 +263,7 @@ class InvocationServicer(InvocationServiceServicer):
         row = await self._row(LOCAL_TENANT, request.invocation_id)
         tree_id = InvocationId(row.tree_id)
         changed = self._parts.loop.watchers.subscribe(tree_id)
-        maker = EventMaker(self._codec)
+        maker = convert_events.EventMaker(self._codec)
         members = {request.invocation_id}
         sequence = 0
         try:
@@ -277,7 +277,7 @@ class InvocationServicer(InvocationServiceServicer):
                     event = maker.event_of(item)
                     if event is None:
                         continue
-                    _grow(members, event, tree=request.tree)
+                    convert_events.grow(members, event, tree=request.tree)
                     if event.invocation_id not in members:
                         continue
                     if sequence > request.after_sequence:
@@ -291,12 +291,35 @@ class InvocationServicer(InvocationServiceServicer):
         finally:
             self._parts.loop.watchers.unsubscribe(tree_id, changed)
 
+    @unary
+    async def ListEvents(
+        self, request: isv.ListEventsRequest, context: Context
+    ) -> isv.ListEventsResponse:
+        """Shows the last events, shortened."""
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        journal = self._parts.journal
+        return await convert_events.view(journal, self._codec, LOCAL_TENANT, row.tree_id, request)
+
     @streaming
     async def ReadOutput(
         self, request: isv.ReadOutputRequest, context: Context
     ) -> AsyncIterator[isv.ReadOutputResponse]:
         """Streams what was printed, exactly, from any byte."""
         parts = self._parts
+        row = await self._row(LOCAL_TENANT, request.invocation_id)
+        if is_box(row) and not request.cell_id and request.stream in STREAMS:
+            whole = BoxOutput(
+                loop=parts.loop,
+                journal=parts.journal,
+                output=parts.output,
+                codec=self._codec,
+                row=row,
+                stream=STREAMS[request.stream],
+                offset=request.offset,
+            )
+            async for at, data in limited(whole.read(follow=request.follow), request.max_bytes):
+                yield isv.ReadOutputResponse(offset=at, data=data)
+            return
         async for response in read_output(
             request,
             parts.loop,
@@ -314,7 +337,8 @@ class InvocationServicer(InvocationServiceServicer):
         if first is None or first.WhichOneof("message") != "attach":
             raise Refused(Reason.FIELD_INVALID, "`attach` must come first", field="attach")
         row = await self._row(LOCAL_TENANT, first.attach.invocation_id)
-        check_box(row)
+        if not is_box(row):
+            raise Refused(Reason.FIELD_INVALID, "it takes no cells: it is not interactive")
         parts = self._parts
         stream = BoxStream(
             config=parts.config,
@@ -397,12 +421,6 @@ class InvocationServicer(InvocationServiceServicer):
             loop.watchers.unsubscribe(tree_id, changed)
         row = await self._row(LOCAL_TENANT, request.invocation_id)
         return isv.CancelInvocationResponse(invocation=convert.invocation_of_row(row))
-
-
-def _grow(members: set[str], event: isv.InvocationEvent, *, tree: bool) -> None:
-    """Takes a new descendant into the watched set."""
-    if tree and event.HasField("accepted") and event.accepted.invocation.parent_id in members:
-        members.add(event.invocation_id)
 
 
 def _visible(field: str, text: str, *, at_least: int = 1) -> None:

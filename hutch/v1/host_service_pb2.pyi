@@ -41,6 +41,10 @@ class _ChildViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChildView.V
     """`{"offset", "data": {"$bytes": ...}, "total_bytes"}`."""
     CHILD_VIEW_ARTIFACTS: _ChildView.ValueType  # 3
     """`{"artifacts": [{"artifact_id", "name", "sha256", "size_bytes", "media_type"}]}`."""
+    CHILD_VIEW_EVENTS: _ChildView.ValueType  # 4
+    """`{"events": [{"sequence", "time", "kind", "text", "truncated", "total_bytes"}], "truncated",
+    "before_sequence"}`, the last ones, oldest first.
+    """
 
 class ChildView(_ChildView, metaclass=_ChildViewEnumTypeWrapper):
     """ChildView is what a parent may look at."""
@@ -53,6 +57,10 @@ CHILD_VIEW_OUTPUT: ChildView.ValueType  # 2
 """`{"offset", "data": {"$bytes": ...}, "total_bytes"}`."""
 CHILD_VIEW_ARTIFACTS: ChildView.ValueType  # 3
 """`{"artifacts": [{"artifact_id", "name", "sha256", "size_bytes", "media_type"}]}`."""
+CHILD_VIEW_EVENTS: ChildView.ValueType  # 4
+"""`{"events": [{"sequence", "time", "kind", "text", "truncated", "total_bytes"}], "truncated",
+"before_sequence"}`, the last ones, oldest first.
+"""
 Global___ChildView: _TypeAlias = ChildView  # noqa: Y015
 
 class _GoneCause:
@@ -1014,6 +1022,7 @@ class InspectChildCall(_message.Message):
     STREAM_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     MAX_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_EVENTS_FIELD_NUMBER: _builtins.int
     invocation_id: _builtins.str
     """The child's id."""
     view: Global___ChildView.ValueType
@@ -1021,9 +1030,11 @@ class InspectChildCall(_message.Message):
     stream: _invocation_service_pb2.OutputStream.ValueType
     """For output: which stream."""
     offset: _builtins.int
-    """For output: the first byte."""
+    """For output: the first byte. For events: only those before this sequence; 0 means from the end."""
     max_bytes: _builtins.int
-    """For output: at most so many bytes; at most 64 KiB."""
+    """For output: at most so many bytes; at most 64 KiB. For events: bytes of text of each one."""
+    max_events: _builtins.int
+    """For events: at most so many."""
     def __init__(
         self,
         *,
@@ -1032,10 +1043,11 @@ class InspectChildCall(_message.Message):
         stream: _invocation_service_pb2.OutputStream.ValueType = ...,
         offset: _builtins.int = ...,
         max_bytes: _builtins.int = ...,
+        max_events: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation_id", b"invocation_id", "max_bytes", b"max_bytes", "offset", b"offset", "stream", b"stream", "view", b"view"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation_id", b"invocation_id", "max_bytes", b"max_bytes", "max_events", b"max_events", "offset", b"offset", "stream", b"stream", "view", b"view"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -451,6 +451,124 @@ class WatchInvocationResponse(_message.Message):
 Global___WatchInvocationResponse: _TypeAlias = WatchInvocationResponse  # noqa: Y015
 
 @_typing.final
+class ListEventsRequest(_message.Message):
+    """ListEventsRequest chooses events."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    TREE_FIELD_NUMBER: _builtins.int
+    MAX_EVENTS_FIELD_NUMBER: _builtins.int
+    MAX_BYTES_FIELD_NUMBER: _builtins.int
+    BEFORE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    invocation_id: _builtins.str
+    """The invocation's id."""
+    tree: _builtins.bool
+    """Also the events of all below it."""
+    max_events: _builtins.int
+    """At most so many, the last ones; default 25, maximum 1,000."""
+    max_bytes: _builtins.int
+    """At most so many bytes of text an event; default 1,024, maximum 64 KiB."""
+    before_sequence: _builtins.int
+    """Only events before this sequence, as an earlier answer said; 0 means from the end."""
+    def __init__(
+        self,
+        *,
+        invocation_id: _builtins.str = ...,
+        tree: _builtins.bool = ...,
+        max_events: _builtins.int = ...,
+        max_bytes: _builtins.int = ...,
+        before_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_sequence", b"before_sequence", "invocation_id", b"invocation_id", "max_bytes", b"max_bytes", "max_events", b"max_events", "tree", b"tree"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEventsRequest: _TypeAlias = ListEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListEventsResponse(_message.Message):
+    """ListEventsResponse is a bounded view of events, oldest first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    BEFORE_SEQUENCE_FIELD_NUMBER: _builtins.int
+    truncated: _builtins.bool
+    """Whether there are earlier ones."""
+    before_sequence: _builtins.int
+    """For `before_sequence`, to see those before; 0 when there are none."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventView]:
+        """The events."""
+
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___EventView] | None = ...,
+        truncated: _builtins.bool = ...,
+        before_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_sequence", b"before_sequence", "events", b"events", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
+
+@_typing.final
+class EventView(_message.Message):
+    """EventView is one event as text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    EVENT_TIME_FIELD_NUMBER: _builtins.int
+    INVOCATION_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TRUNCATED_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    """Its place in the journal of its tree."""
+    invocation_id: _builtins.str
+    """The invocation it is about."""
+    kind: _builtins.str
+    """The name of the event's field in `InvocationEvent`, for example `cell_completed`."""
+    text: _builtins.str
+    """The event as JSON, cut at a character where it is too long."""
+    truncated: _builtins.bool
+    """Whether the text was cut."""
+    total_bytes: _builtins.int
+    """How many bytes the whole text has."""
+    @_builtins.property
+    def event_time(self) -> _timestamp_pb2.Timestamp:
+        """When it was decided."""
+
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        event_time: _timestamp_pb2.Timestamp | None = ...,
+        invocation_id: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        text: _builtins.str = ...,
+        truncated: _builtins.bool = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "invocation_id", b"invocation_id", "kind", b"kind", "sequence", b"sequence", "text", b"text", "total_bytes", b"total_bytes", "truncated", b"truncated"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EventView: _TypeAlias = EventView  # noqa: Y015
+
+@_typing.final
 class InvocationEvent(_message.Message):
     """InvocationEvent is one durable fact about an invocation."""
 

@@ -65,6 +65,11 @@ class InvocationServiceStub:
                 request_serializer=hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationRequest.SerializeToString,
                 response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationResponse.FromString,
                 _registered_method=True)
+        self.ListEvents = channel.unary_unary(
+                '/hutch.v1.InvocationService/ListEvents',
+                request_serializer=hutch_dot_v1_dot_invocation__service__pb2.ListEventsRequest.SerializeToString,
+                response_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ListEventsResponse.FromString,
+                _registered_method=True)
         self.ReadOutput = channel.unary_stream(
                 '/hutch.v1.InvocationService/ReadOutput',
                 request_serializer=hutch_dot_v1_dot_invocation__service__pb2.ReadOutputRequest.SerializeToString,
@@ -143,6 +148,14 @@ class InvocationServiceServicer:
         """WatchInvocation streams the events of one invocation or of its whole tree, from a sequence, and
         ends after the invocation's `ended` event. Called by clients; no effect. Errors:
         INVOCATION_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListEvents(self, request, context):
+        """ListEvents shows the last events of an invocation, each as a short text, and a cursor to those
+        before. Called by clients; no effect. Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -227,6 +240,11 @@ def add_InvocationServiceServicer_to_server(servicer, server):
                     servicer.WatchInvocation,
                     request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationRequest.FromString,
                     response_serializer=hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationResponse.SerializeToString,
+            ),
+            'ListEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListEvents,
+                    request_deserializer=hutch_dot_v1_dot_invocation__service__pb2.ListEventsRequest.FromString,
+                    response_serializer=hutch_dot_v1_dot_invocation__service__pb2.ListEventsResponse.SerializeToString,
             ),
             'ReadOutput': grpc.unary_stream_rpc_method_handler(
                     servicer.ReadOutput,
@@ -417,6 +435,33 @@ class InvocationService:
             '/hutch.v1.InvocationService/WatchInvocation',
             hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationRequest.SerializeToString,
             hutch_dot_v1_dot_invocation__service__pb2.WatchInvocationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/hutch.v1.InvocationService/ListEvents',
+            hutch_dot_v1_dot_invocation__service__pb2.ListEventsRequest.SerializeToString,
+            hutch_dot_v1_dot_invocation__service__pb2.ListEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -60,6 +60,10 @@ class InvocationServiceStub:
     ends after the invocation's `ended` event. Called by clients; no effect. Errors:
     INVOCATION_NOT_FOUND.
     """
+    ListEvents: _grpc.UnaryUnaryMultiCallable[_invocation_service_pb2.ListEventsRequest, _invocation_service_pb2.ListEventsResponse]
+    """ListEvents shows the last events of an invocation, each as a short text, and a cursor to those
+    before. Called by clients; no effect. Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
+    """
     ReadOutput: _grpc.UnaryStreamMultiCallable[_invocation_service_pb2.ReadOutputRequest, _invocation_service_pb2.ReadOutputResponse]
     """ReadOutput streams what an invocation printed, from any byte. Called by clients; no effect.
     Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
@@ -119,6 +123,10 @@ class InvocationServiceAsyncStub(InvocationServiceStub):
     """WatchInvocation streams the events of one invocation or of its whole tree, from a sequence, and
     ends after the invocation's `ended` event. Called by clients; no effect. Errors:
     INVOCATION_NOT_FOUND.
+    """
+    ListEvents: _aio.UnaryUnaryMultiCallable[_invocation_service_pb2.ListEventsRequest, _invocation_service_pb2.ListEventsResponse]  # type: ignore[assignment]
+    """ListEvents shows the last events of an invocation, each as a short text, and a cursor to those
+    before. Called by clients; no effect. Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
     """
     ReadOutput: _aio.UnaryStreamMultiCallable[_invocation_service_pb2.ReadOutputRequest, _invocation_service_pb2.ReadOutputResponse]  # type: ignore[assignment]
     """ReadOutput streams what an invocation printed, from any byte. Called by clients; no effect.
@@ -212,6 +220,16 @@ class InvocationServiceServicer(metaclass=_abc_1.ABCMeta):
         """WatchInvocation streams the events of one invocation or of its whole tree, from a sequence, and
         ends after the invocation's `ended` event. Called by clients; no effect. Errors:
         INVOCATION_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def ListEvents(
+        self,
+        request: _invocation_service_pb2.ListEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_invocation_service_pb2.ListEventsResponse, _abc.Awaitable[_invocation_service_pb2.ListEventsResponse]]:
+        """ListEvents shows the last events of an invocation, each as a short text, and a cursor to those
+        before. Called by clients; no effect. Errors: INVOCATION_NOT_FOUND, FIELD_INVALID.
         """
 
     @_abc_1.abstractmethod

@@ -24,6 +24,7 @@ _VIEWS = {
     "status": pb.CHILD_VIEW_STATUS,
     "output": pb.CHILD_VIEW_OUTPUT,
     "artifacts": pb.CHILD_VIEW_ARTIFACTS,
+    "events": pb.CHILD_VIEW_EVENTS,
 }
 _MAX_UINT32 = 2**32 - 1
 _MAX_DURATION_SECONDS = 315_576_000_000  # of google.protobuf.Duration
@@ -168,6 +169,8 @@ def _inspect_child(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> N
         inspect.stream = fields.choice("stream", STREAMS)
     inspect.offset = fields.number("offset")
     inspect.max_bytes = fields.number("max_bytes")
+    if inspect.view == pb.CHILD_VIEW_EVENTS and fields.has("max_events"):
+        inspect.max_events = min(fields.number("max_events"), 2**31)
 
 
 def _save_artifact(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> None:

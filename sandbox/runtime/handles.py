@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import posix
 
-from . import errors, frames, values
+from . import errors, frames, tools, values
 from .channel import Place
 
 TYPE_CHECKING = False
@@ -20,6 +20,12 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1024 * 1024
 MAX_OUTPUT_BYTES = 65_536
+
+
+def wait(pending: Pending, timeout_seconds: float | None = None) -> bool:
+    """Waits for an answer; a tool that waits takes no other tool's place meanwhile."""
+    with tools.waiting():
+        return pending.wait(timeout_seconds)
 
 
 class Child:
@@ -46,7 +52,7 @@ class Child:
             InvocationFailed: it ended without a value.
         """
         pending = self._await()
-        if not pending.wait(timeout_seconds):
+        if not wait(pending, timeout_seconds):
             message = f"{self.id} has not ended after {timeout_seconds} s"
             raise errors.ResultTimeoutError(message)
         return self._finish(pending.result())
@@ -69,6 +75,21 @@ class Child:
         data: bytes = view["data"]
         return data
 
+    def events(
+        self, max_events: int = 25, max_bytes: int = 1024, before_sequence: int = 0
+    ) -> dict[str, Any]:
+        """Returns the child's last events, each as a text of at most so many bytes.
+
+        Returns:
+            `events`, oldest first, each with `sequence`, `time`, `kind`, `text`, `truncated` and
+            `total_bytes`; `truncated`, whether there are earlier ones; `before_sequence`, to see
+            those.
+        """
+        view: dict[str, Any] = self._look(
+            "events", "stdout", before_sequence, max_bytes, max_events
+        )
+        return view
+
     @property
     def artifacts(self) -> list[Artifact]:
         """What the child has published."""
@@ -81,7 +102,14 @@ class Child:
             self._pending = self._channel.call(header, [])
         return self._pending
 
-    def _look(self, view: str, stream: str = "stdout", offset: int = 0, max_bytes: int = 0) -> Any:
+    def _look(
+        self,
+        view: str,
+        stream: str = "stdout",
+        offset: int = 0,
+        max_bytes: int = 0,
+        max_events: int = 0,
+    ) -> Any:
         if stream not in ("stdout", "stderr"):
             raise ValueError(f"the streams are stdout and stderr, not {stream!r}")
         header = {
@@ -91,6 +119,7 @@ class Child:
             "stream": stream,
             "offset": offset,
             "max_bytes": max_bytes,
+            **({"max_events": max_events} if max_events else {}),
         }
         return values.decode(_ask(self._channel, header))
 
@@ -144,6 +173,15 @@ class AsyncChild:
         """Returns what the child printed, from a byte on."""
         data: bytes = await _in_thread(lambda: self._child.output(stream, offset, max_bytes))
         return data
+
+    async def events(
+        self, max_events: int = 25, max_bytes: int = 1024, before_sequence: int = 0
+    ) -> dict[str, Any]:
+        """Returns the child's last events, shortened."""
+        view: dict[str, Any] = await _in_thread(
+            lambda: self._child.events(max_events, max_bytes, before_sequence)
+        )
+        return view
 
     async def artifacts(self) -> list[Artifact]:
         """Returns what the child has published."""
@@ -267,7 +305,7 @@ class Artifacts:
 
 def _ask(channel: Channel, header: dict[str, Any], contents: list[bytes] | None = None) -> bytes:
     pending = channel.call(header, contents or [])
-    pending.wait()
+    wait(pending)
     return pending.result()
 
 

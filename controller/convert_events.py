@@ -1,17 +1,91 @@
-"""Journal records as the events that clients watch.
+"""Journal records as the events that clients watch, and bounded views of them.
 
-Called by the invocation servicer. A record that says nothing to a client gives no event.
+Called by the invocation servicer and, for a parent's code, by the host client. A record that says
+nothing to a client gives no event.
 """
 
 from __future__ import annotations
 
+import json
+from collections import deque
+
+from google.protobuf.json_format import MessageToDict
+
 from controller import convert, convert_cells
+from controller.core.errors import Reason, Refused
 from controller.core.ids import sandbox_id_of
 from controller.core.model import Ending, State
 from controller.engine import records as rec
-from controller.store.ports import StoredRecord
+from controller.store.ports import Journal, StoredRecord
 from hutch.v1 import invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
+
+EVENTS = 25
+EVENTS_MAXIMUM = 1000
+EVENT_BYTES = 1024
+EVENT_BYTES_MAXIMUM = 64 * 1024
+
+
+async def view(
+    journal: Journal, codec: rec.Codec, tenant_id: str, tree_id: str, request: isv.ListEventsRequest
+) -> isv.ListEventsResponse:
+    """The last events of an invocation, each cut to a few bytes.
+
+    Raises:
+        Refused: FIELD_INVALID, more is asked for than may be.
+    """
+    if request.max_events > EVENTS_MAXIMUM:
+        raise Refused(Reason.FIELD_INVALID, f"at most {EVENTS_MAXIMUM}", field="max_events")
+    if request.max_bytes > EVENT_BYTES_MAXIMUM:
+        raise Refused(Reason.FIELD_INVALID, f"at most {EVENT_BYTES_MAXIMUM}", field="max_bytes")
+    limit = request.max_events or EVENTS
+    last: deque[isv.EventView] = deque(maxlen=limit + 1)  # one more shows that there are more
+    maker = EventMaker(codec)
+    members = {request.invocation_id}
+    after = 0
+    while stored := await journal.read_tree(tenant_id, tree_id, after_sequence=after):
+        for item in stored:
+            after = item.sequence
+            if request.before_sequence and after >= request.before_sequence:
+                break
+            event = maker.event_of(item)
+            if event is None:
+                continue
+            grow(members, event, tree=request.tree)
+            if event.invocation_id in members:
+                last.append(_shortened(event, request.max_bytes or EVENT_BYTES))
+        else:
+            continue
+        break
+    truncated = len(last) > limit
+    events = list(last)[-limit:]
+    return isv.ListEventsResponse(
+        events=events,
+        truncated=truncated,
+        before_sequence=events[0].sequence if truncated else 0,
+    )
+
+
+def grow(members: set[str], event: isv.InvocationEvent, *, tree: bool) -> None:
+    """Takes a new descendant into the set of those whose events are wanted."""
+    if tree and event.HasField("accepted") and event.accepted.invocation.parent_id in members:
+        members.add(event.invocation_id)
+
+
+def _shortened(event: isv.InvocationEvent, limit: int) -> isv.EventView:
+    kind = event.WhichOneof("event") or ""
+    body = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
+    whole = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
+    text = whole[:limit].decode("utf-8", "ignore")  # a character that was cut through is left out
+    return isv.EventView(
+        sequence=event.sequence,
+        event_time=event.event_time,
+        invocation_id=event.invocation_id,
+        kind=kind,
+        text=text,
+        truncated=len(whole) > limit,
+        total_bytes=len(whole),
+    )
 
 
 class EventMaker:
