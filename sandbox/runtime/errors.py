@@ -438,7 +438,7 @@ def from_failure(failure: Failure) -> HutchError:
 
 
 def from_tool(failure: Failure, name: str) -> HutchError:
-    """Makes the exception of a failed tool call: what the tool raised, else what kept it from it."""
+    """Makes the exception of a failed tool call: what it raised, or why there is no outcome."""
     if failure.ending or failure.reason:
         return from_failure(failure)
     text = f": {failure.message}" if failure.message else ""

@@ -6,11 +6,12 @@ caller: the controller decides.
 
 from __future__ import annotations
 
+import posix
 import sys
 
-from . import errors, policies, records, values
+from . import errors, policies, records, tools, values
 from .channel import Place
-from .handles import Artifact, Artifacts, AsyncChild, Child
+from .handles import Artifact, Artifacts, AsyncChild, Child, wait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .channel import Channel, Pending
+    from .serving import Server
 
 MAX_TIMEOUT_SECONDS = 10**9
+TOOLS_A_PROCESS = 100_000
+MAX_PIDS = 90_000  # a tool's number has ten digits
 
 
 class NoHint:
@@ -59,19 +63,28 @@ class Guest:
         self._channel = channel
         self._current = Current("", 1, 1)
         self._scope: ContextVar[dict[str, Any]] = ContextVar("hutch_scope")
+        self._granted: dict[str, tools.Tool | tools.ToolObject] = {}
+        self._owner: tools.Owner | None = None
+        self._server: Server | None = None
         self.artifacts = Artifacts(channel)
 
-    def describe(self, invocation_id: str, depth: int, max_depth: int) -> None:
-        """Notes which invocation this is; `current()` tells."""
+    def describe(
+        self, invocation_id: str, depth: int, max_depth: int, granted: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Notes which invocation this is, as `current()` tells, and which tools it may call."""
         self._current = Current(invocation_id, depth, max_depth)
+        for header in granted:
+            if header["tool"] not in self._granted:
+                grant = tools.Grant.from_header(header)
+                self._granted[grant.tool_id] = tools.stand_in(self, grant)
 
     def current(self) -> Current:
         """Returns the invocation that this code is."""
         return self._current
 
     def decode(self, data: bytes, name: str) -> Any:
-        """Decodes an input; artifacts become handles."""
-        return values.decode(data, root=name, artifact=self._artifact)
+        """Decodes an input; artifacts become handles and tools their stand-ins."""
+        return values.decode(data, root=name, artifact=self._artifact, tool=self._tool)
 
     def scope(self, **named_values: Any) -> Scope:
         """Gives every call made inside the `with` block these inputs beside its own, which win."""
@@ -94,33 +107,92 @@ class Guest:
             ValueEncodeError: an input cannot cross; nothing was started.
         """
         pending, hint = self._spawn(given, options, detached=False)
-        pending.wait()
+        wait(pending)
         return self._finish(pending.result(), hint)
 
     async def ainvoke(self, *given: Any, **options: Any) -> Any:
         """Does what `invoke` does, awaitable."""
-        pending, hint = self._spawn(given, options, detached=False)
+        pending, hint = self._spawn(given, options, detached=False, loop=_running_loop())
         return self._finish(await wait_async(pending), hint)
 
     def spawn(self, *given: Any, **options: Any) -> Child:
         """Starts a child and returns its handle once it is accepted; arguments as for `invoke`."""
         pending, hint = self._spawn(given, options, detached=True)
-        pending.wait()
+        wait(pending)
         return Child(self._channel, self._child_id(pending), lambda data: self._finish(data, hint))
 
     async def aspawn(self, *given: Any, **options: Any) -> AsyncChild:
         """Does what `spawn` does, awaitable; the handle's methods are awaitable too."""
-        pending, hint = self._spawn(given, options, detached=True)
+        pending, hint = self._spawn(given, options, detached=True, loop=_running_loop())
         await wait_async(pending)
         child = Child(self._channel, self._child_id(pending), lambda data: self._finish(data, hint))
         return AsyncChild(child)
 
     def _spawn(
-        self, given: Sequence[Any], options: dict[str, Any], *, detached: bool
+        self, given: Sequence[Any], options: dict[str, Any], *, detached: bool, loop: Any = None
     ) -> tuple[Pending, Any]:
         request = _Request(given, options, self._scope.get({}))
-        header, contents = request.to_frame(detached)
+        giving = tools.Giving(self._own_tools(), loop)
+        header, contents = request.to_frame(detached, giving)
+        if giving.grants and self._server is None:
+            self._serve()
         return self._channel.call(header, contents), request.hint
+
+    def _own_tools(self) -> tools.Owner:
+        if self._owner is None:
+            # A REPL in the place of one that died must not answer for the tools of that one.
+            first = posix.getpid() % MAX_PIDS * TOOLS_A_PROCESS + 1
+            self._owner = tools.Owner(self._current.invocation_id, first)
+        return self._owner
+
+    def _serve(self) -> None:
+        from .serving import Server
+
+        server = Server(self._own_tools(), self._send_outcome, artifact=self._artifact)
+
+        def on_tool(header: dict[str, Any], contents: list[bytes]) -> None:
+            if header["type"] == "tool_cancel":
+                server.cancel(header["call"])
+            else:
+                server.call(header["call"], header["tool"], header["method"], contents[0])
+
+        self._server = server
+        self._channel.on_tool = on_tool
+
+    def _send_outcome(
+        self, call_id: str, value: bytes | None, failure: errors.Failure | None
+    ) -> None:
+        header: dict[str, Any] = {"type": "tool_result", "call": call_id}
+        if failure is not None:
+            self._channel.send({**header, "failure": failure.to_dict()}, [])
+        else:
+            self._channel.send({**header, "value": Place(0)}, [value or b"null"])
+
+    def call_tool(self, grant: tools.Grant, method: str, arguments: bytes) -> Any:
+        """Calls a granted tool and waits; `tools.Tool` calls it."""
+        pending = self._call_tool(grant, method, arguments)
+        wait(pending)
+        return self._finish_tool(pending, grant)
+
+    async def acall_tool(self, grant: tools.Grant, method: str, arguments: bytes) -> Any:
+        """Does the same for coroutines."""
+        pending = self._call_tool(grant, method, arguments)
+        await wait_answered(pending)
+        return self._finish_tool(pending, grant)
+
+    def _call_tool(self, grant: tools.Grant, method: str, arguments: bytes) -> Pending:
+        header = {"op": "tool", "tool": grant.tool_id, "method": method, "arguments": Place(0)}
+        return self._channel.call(header, [arguments])
+
+    def _finish_tool(self, pending: Pending, grant: tools.Grant) -> Any:
+        if pending.failure is not None:
+            raise errors.from_tool(pending.failure, grant.name)
+        return values.decode(pending.answer, artifact=self._artifact)
+
+    def _tool(self, tool_id: str) -> tools.Tool | tools.ToolObject:
+        if tool_id not in self._granted:
+            self._granted[tool_id] = tools.stand_in(self, tools.Grant(tool_id))
+        return self._granted[tool_id]
 
     def _finish(self, data: bytes, hint: Any) -> Any:
         if hint is NoHint:
@@ -154,12 +226,24 @@ class Scope:
         self._variable.reset(self._tokens.pop())
 
 
+def _running_loop() -> Any:
+    import asyncio
+
+    return asyncio.get_running_loop()
+
+
 async def wait_async(pending: Pending) -> bytes:
     """Waits for an answer without holding up the event loop.
 
     Raises:
         HutchError: the call failed.
     """
+    await wait_answered(pending)
+    return pending.result()
+
+
+async def wait_answered(pending: Pending) -> None:
+    """Waits until there is an answer, whatever it is."""
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -173,7 +257,6 @@ async def wait_async(pending: Pending) -> bytes:
 
     pending.when_answered(wake)
     await here.wait()
-    return pending.result()
 
 
 class _Request:
@@ -227,7 +310,7 @@ class _Request:
             wanted = policies.declared(policy)
             self.hint, self._max_failures = wanted.hint, wanted.max_failures
 
-    def to_frame(self, detached: bool) -> tuple[dict[str, Any], list[bytes]]:
+    def to_frame(self, detached: bool, giving: tools.Giving) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the call's header and the contents that its places name."""
         contents: list[bytes] = []
 
@@ -244,7 +327,11 @@ class _Request:
         if self._depths:
             self._grants["max_depth"] = min(self._depths)
         inputs = [
-            {"name": name, "value": place(values.encode(value, root=name)), "description": ""}
+            {
+                "name": name,
+                "value": place(values.encode(value, root=name, tool=giving)),
+                "description": "",
+            }
             for name, value in self._inputs.items()
         ]
         program = place(self._program.encode("utf-8")) if self._program is not None else None
@@ -257,6 +344,7 @@ class _Request:
             "contract": contract,
             "spawn": self._grants,
             "resources": self._resources,
+            "tools": [grant.to_header() for grant in giving.grants.values()],
             **self._plain,
         }
         return header, contents
@@ -359,6 +447,7 @@ def install(channel: Channel) -> Guest:
         "aspawn": guest.aspawn,
         "scope": guest.scope,
         "current": guest.current,
+        "tool": tools.tool,
         "artifacts": guest.artifacts,
         "ReturnType": policies.ReturnType,
         "RecursionLimit": policies.RecursionLimit,

@@ -33,19 +33,23 @@ _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _SMALL = 1 << 14_000  # certainly within the digits allowed
 
 
-def encode(value: object, *, root: str = "result") -> bytes:
+def encode(
+    value: object, *, root: str = "result", tool: Callable[[Any], str] | None = None
+) -> bytes:
     """Encodes a value.
 
     Args:
         value: any value of docs/values.md.
         root: what the value is called in the paths of errors.
+        tool: gives the tool id of a function, or of what `tools` made; it may refuse with a
+            ValueEncodeError. Without it neither can cross.
 
     Raises:
         ValueEncodeError: a part of it cannot cross; the message names its path.
         ValueTooLargeError: it is over one of the limits.
     """
     try:
-        tree = _Encoder().encode(value, 0)
+        tree = _Encoder(tool).encode(value, 0)
         text = fastjson.dumps(tree)
     except _Unfit as problem:
         path = root + "".join(reversed(problem.parts))
@@ -66,6 +70,7 @@ def decode(
     types: Sequence[type] = (),
     root: str = "result",
     artifact: Callable[[str], Any] | None = None,
+    tool: Callable[[str], Any] | None = None,
 ) -> Any:
     """Decodes a value.
 
@@ -75,13 +80,14 @@ def decode(
         types: further classes that records of the same class name become.
         root: what the value is called in the paths of errors.
         artifact: makes the receiver's handle of an artifact from its id.
+        tool: makes the receiver's stand-in of a tool from its id; without it there may be none.
 
     Raises:
         ValueDecodeError: the bytes are no encoded value, or the value does not fit the hint.
         ValueTooLargeError: it is over one of the limits.
         HintError: the hint is none that a value can be turned into.
     """
-    decoder = _Decoder(artifact or ArtifactReference)
+    decoder = _Decoder(artifact or ArtifactReference, tool)
     try:
         value = decoder.decode(parse(data), 0)
     except _Unfit as problem:
@@ -152,10 +158,11 @@ def _check_digits(value: int) -> None:
 class _Encoder:
     """One encoding: counts elements and builds what `json.dumps` takes."""
 
-    __slots__ = ("_elements",)
+    __slots__ = ("_elements", "_tool")
 
-    def __init__(self) -> None:
+    def __init__(self, tool: Callable[[Any], str] | None) -> None:
         self._elements = 0
+        self._tool = tool
 
     def encode(self, value: Any, depth: int) -> Any:
         kind = type(value)
@@ -257,7 +264,17 @@ class _Encoder:
             encoded = step(value, depth)
             if encoded is not _ABSENT:
                 return encoded
+        if callable(value) and not isinstance(value, type):
+            return self._as_tool(value)
         raise _Unfit(_why_not(value))
+
+    def _as_tool(self, value: Any) -> dict[str, str]:
+        if self._tool is None:
+            raise _Unfit(f"a {type(value).__name__}: functions cross as inputs only, as tools")
+        try:
+            return {"$tool": self._tool(value)}
+        except ValueEncodeError as refusal:
+            raise _Unfit(str(refusal)) from None
 
     def _special(self, value: Any, depth: int) -> Any:
         """Records, artifacts, enums, named tuples and dataclasses."""
@@ -275,6 +292,8 @@ class _Encoder:
             return {"$enum": {"class": value._class, "name": value["name"], "value": inner}}
         if hasattr(kind, "__hutch_artifact__"):
             return {"$artifact": str(value.__hutch_artifact__)}
+        if hasattr(kind, "__hutch_tool__"):
+            return self._as_tool(value)
         enum = sys.modules.get("enum")
         if enum is not None and isinstance(value, enum.Enum):
             inner = self.encode(value._value_, depth + 2)
@@ -397,8 +416,6 @@ def _shorten(value: object) -> str:
 
 def _why_not(value: object) -> str:
     name = type(value).__name__
-    if callable(value) and not isinstance(value, type):
-        return f"a {name}: functions cross as tools, which this release does not have yet"
     if isinstance(value, type):
         return f"the class {value.__name__}; give its instances"
     if hasattr(value, "__next__") or hasattr(value, "send"):
@@ -409,10 +426,11 @@ def _why_not(value: object) -> str:
 class _Decoder:
     """One decoding: walks parsed JSON and builds the values."""
 
-    __slots__ = ("_artifact", "_elements")
+    __slots__ = ("_artifact", "_elements", "_tool")
 
-    def __init__(self, artifact: Callable[[str], Any]) -> None:
+    def __init__(self, artifact: Callable[[str], Any], tool: Callable[[str], Any] | None) -> None:
         self._artifact = artifact
+        self._tool = tool
         self._elements = 0
 
     def decode(self, node: Any, depth: int) -> Any:
@@ -484,6 +502,10 @@ class _Decoder:
             return Record(_text(body["class"]), fields, "enum")
         if key == "$artifact":
             return self._artifact(_text(body))
+        if key == "$tool":
+            if self._tool is None:
+                raise _Unfit("a tool, where none may be: tools cross as inputs only")
+            return self._tool(_text(body))
         if key in ("$ndarray", "$dataframe"):
             return self._table(key, body, depth)
         from . import scalars

@@ -75,6 +75,7 @@ def test_invoke_sends_all_that_it_was_given_and_returns_the_value(client: FrameC
         "task": None,
         "spawn": {"max_depth": 3, "max_children": 5},
         "resources": {"memory_limit_bytes": 1000},
+        "tools": [],
         "timeout_ms": 1500,
         "template": "",
         "label": "name",
@@ -177,7 +178,7 @@ REFUSED = [
     ("invoke(program='', artifact_patterns='*.csv')", "FieldInvalidError", "a list"),
     ("invoke(program='', timeout_seconds=0)", "FieldInvalidError", "timeout_seconds"),
     ("invoke(program='', max_depth=-1)", "FieldInvalidError", "max_depth"),
-    ("invoke(program='', rows=[1, {'f': open}])", "ValueEncodeError", 'rows[1]["f"]'),
+    ("invoke(program='', rows=[1, {'f': iter(())}])", "ValueEncodeError", 'rows[1]["f"]'),
     ("invoke(type, program='')", "HintError", "type cannot be expressed"),
     ("invoke(program='', label='x' * 70_000)", "PayloadTooLargeError", "frame"),
 ]

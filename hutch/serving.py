@@ -1,0 +1,1 @@
+../sandbox/runtime/serving.py
