@@ -25,11 +25,12 @@ class Acknowledgements:
 
     def __init__(self, on_due: Callable[[], object]) -> None:
         self._on_due = on_due
-        self._events: deque[tuple[int, Done | None]] = deque()
+        self._events: deque[tuple[int, Done | None, int]] = deque()
         self._held: dict[str, Done] = {}
         self._told = 0
         self._durable = 0  # the last event of which the host need know no more
-        self._bytes = 0
+        self._bytes = 0  # of durable events, of which the host was not told
+        self._counted = 0  # of the event that is being handled
         self.due = 0
 
     def restart(self) -> None:
@@ -47,12 +48,13 @@ class Acknowledgements:
         return self._told
 
     def count(self, size: int) -> None:
-        """Counts bytes that the host keeps until they are acknowledged."""
-        self._bytes += size
+        """Counts bytes of the event that is being handled, which the host keeps until then."""
+        self._counted += size
 
     def add(self, sequence: int, done: Done | None) -> None:
         """Takes an event that was handled; `done` is done once it is durable; None: it is."""
-        self._events.append((sequence, done))
+        self._events.append((sequence, done, self._counted))
+        self._counted = 0
         if done is not None:
             done.add_done_callback(lambda _: self.advance())
         self.advance()
@@ -60,10 +62,11 @@ class Acknowledgements:
     def advance(self, *, urgent: bool = False) -> None:
         """Lets the host forget what is durable: in lots, since each one costs a message."""
         while self._events and (self._events[0][1] is None or self._events[0][1].done()):
-            sequence, done = self._events.popleft()
+            sequence, done, size = self._events.popleft()
             if done is not None and (done.cancelled() or done.exception() is not None):
                 return  # it was not journalled, so the host must keep it
             self._durable = sequence
+            self._bytes += size
         many = self._durable - self.due >= ACK_EVENTS
         if urgent or many or self._bytes >= ACK_BYTES:
             self.due = self._durable

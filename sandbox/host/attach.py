@@ -70,8 +70,8 @@ class AttachedStream:
         while not place.superseded:
             cursor = max(cursor, log.acknowledged)
             if cursor < log.last_sequence:
-                cursor += 1
-                await self._stream.write(log.read(cursor))
+                event, cursor = log.read_joined(cursor + 1)
+                await self._stream.write(event)
             elif sandbox.gone.is_set() and self._no_more_is_wanted(sandbox):
                 return
             else:

@@ -15,6 +15,7 @@ from hutch.v1 import host_service_pb2 as pb
 from sandbox.host.spill import Place, Spill
 
 ENTRY_OVERHEAD_BYTES = 512
+JOINED_BYTES = 256 * 1024  # of output that goes out as one event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,40 @@ class EventLog:
         if entry.place is None:
             raise AssertionError("an entry without a place")
         return pb.AttachSandboxResponse.FromString(self._spill.read(entry.place))
+
+    def read_joined(self, sequence: int) -> tuple[pb.AttachSandboxResponse, int]:
+        """Returns one event, or consecutive output of one stream as one, and the last sequence in
+        it, which it has: it is acknowledged as the events that it stands for.
+
+        Raises:
+            IndexError: there is no such event.
+            OSError: the disk does not give it back.
+        """
+        event = self.read(sequence)
+        mark = self._mark(sequence)
+        if mark is None or self._mark(sequence + 1) is None:
+            return event, sequence
+        pieces, size = [event.output.data], len(event.output.data)
+        while (follower := self._mark(sequence + 1)) is not None:
+            size += follower.end - mark.end
+            if (follower.cell_id, follower.stream) != (mark.cell_id, mark.stream):
+                break
+            if size > JOINED_BYTES:
+                break
+            sequence, mark = sequence + 1, follower
+            pieces.append(self.read(sequence).output.data)
+        joined = pb.OutputChunk(
+            cell_id=mark.cell_id,
+            stream=event.output.stream,
+            offset=event.output.offset,
+            data=b"".join(pieces),
+        )
+        return pb.AttachSandboxResponse(sequence=sequence, output=joined), sequence
+
+    def _mark(self, sequence: int) -> OutputMark | None:
+        """The mark of an event, if there is such an event and it is output."""
+        index = sequence - self.acknowledged - 1
+        return self._entries[index].mark if 0 <= index < len(self._entries) else None
 
     def acknowledge(self, sequence: int) -> list[OutputMark]:
         """Frees events up to and with `sequence` and returns what output was thereby taken.

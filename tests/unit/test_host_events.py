@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hutch.v1 import host_service_pb2 as pb
+from hutch.v1 import invocation_service_pb2 as isv
 from sandbox.host.events import EventLog, OutputMark
 from sandbox.host.spill import Spill
 
@@ -111,3 +112,25 @@ async def test_a_reader_waits_for_the_next_event(tmp_path: Path) -> None:
         group.create_task(log.wait_past(2))
         await asyncio.sleep(0)
         log.wake()
+
+
+def test_consecutive_output_of_one_stream_goes_out_as_one_event(tmp_path: Path) -> None:
+    log = EventLog(Spill(tmp_path, "s"), memory_bytes=1000, spill_bytes=1 << 20, max_events=100)
+
+    def printed(cell_id: str, stream: isv.OutputStream.ValueType, offset: int, data: bytes) -> None:
+        chunk = pb.OutputChunk(cell_id=cell_id, stream=stream, offset=offset, data=data)
+        mark = OutputMark(cell_id=cell_id, stream=stream, end=offset + len(data))
+        log.append(pb.AttachSandboxResponse(output=chunk), mark)
+
+    for number in range(5):
+        printed("c1", isv.OUTPUT_STREAM_STDOUT, number * 600, b"%d" % number * 600)
+    printed("c1", isv.OUTPUT_STREAM_STDERR, 0, b"e")
+    printed("c2", isv.OUTPUT_STREAM_STDERR, 0, b"f")
+    log.append(pb.AttachSandboxResponse(ready=pb.SandboxReady()))
+
+    event, last = log.read_joined(2)
+    assert (event.sequence, last, event.output.offset) == (5, 5, 600)
+    assert event.output.data == b"".join(b"%d" % number * 600 for number in range(1, 5))
+    assert [log.read_joined(sequence)[1] for sequence in (6, 7, 8)] == [6, 7, 8]
+    assert log.read_joined(6)[0].output.data == b"e"
+    log.close()
