@@ -9,6 +9,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PROTOS := $(sort $(wildcard proto/hutch/v1/*.proto))
 OUT ?= out/stdlib_census
+SEED ?= 1
+RUNS ?= 1000
 
 generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_python_out=$(1) \
     --mypy_out=$(1) --mypy_grpc_out=$(1) $(PROTOS)
@@ -17,7 +19,7 @@ generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_p
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check proto bench lock clean prerequisites
+.PHONY: help demo test sim check proto bench lock clean prerequisites
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +31,9 @@ demo: $(STAMP) ## Measure the standard library with a tree of sandboxes, one for
 
 test: $(STAMP) ## Run every test that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sim: $(STAMP) ## Simulate hosts, faults and recovery: RUNS seeds, the first is SEED
+	$(BIN)/python -m tests.simulation $(SEED) $(RUNS)
 
 check: $(STAMP) ## Lint, types, import rules, wire contract, generated files, tidiness
 	$(BIN)/ruff check .

@@ -344,12 +344,11 @@ def _host_joined(draft: Draft, event: ev.HostJoined) -> None:
         if same and node.state is State.STARTING and node.ending is None:
             continue  # the host has never heard of it, so it can be started by the same id
         _lost_with_host(draft, node, "the host restarted and its sandboxes ended with it")
-    _drop_excess(draft)
+    _fit(draft, event.more_expected)
 
 
 def _host_lost(draft: Draft, event: ev.HostLost) -> None:
-    if draft.state.hosts.pop(event.host_id, None) is None:
-        return
+    draft.state.hosts.pop(event.host_id, None)
     message = "the host does not answer"
     for node in list(draft.state.nodes.values()):
         if node.slot is None or node.slot.host_id != event.host_id:
@@ -358,7 +357,7 @@ def _host_lost(draft: Draft, event: ev.HostLost) -> None:
             # No new attempt: the old one may still run over there.
             decide_ending(draft, node, Ending(kind=EndingKind.HOST_LOST, message=message))
         _removed(draft, node, Evidence(detail=message))
-    _drop_excess(draft)
+    _fit(draft, event.more_expected)
 
 
 def _lost_with_host(draft: Draft, node: Node, message: str) -> None:
@@ -374,8 +373,11 @@ def _lost_with_host(draft: Draft, node: Node, message: str) -> None:
     )
 
 
-def _drop_excess(draft: Draft) -> None:
+def _fit(draft: Draft, more_expected: bool) -> None:
+    """The capacity changed. Until all hosts have told, it is not known what there is."""
     draft.state.ledger.stir()
+    if more_expected:
+        return
     for tree_id in over_capacity(draft.state, draft.rules):
         node = draft.state.nodes[tree_id]
         message = "capacity fell below what the live trees had been promised"

@@ -283,6 +283,7 @@ class HostJoined:
     capacity: int
     statements: tuple[Statement, ...]
     live_sandboxes: tuple[SandboxId, ...]
+    more_expected: bool = False  # since the start others have neither told nor been given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +291,7 @@ class HostLost:
     """A host has been away for longer than its grace."""
 
     host_id: HostId
+    more_expected: bool = False
 
 
 Event = (

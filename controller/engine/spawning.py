@@ -156,7 +156,7 @@ def _admit(
             Reason.DEPTH_LIMIT_REACHED,
             f"a child would be at depth {depth}, the limit is {parent.granted.spawn.max_depth}",
         )
-    level = level_below(state, parent)
+    level = level_below(state, parent) if draft.rules.tool_levels else parent.level + 1
     tree = state.trees[parent.tree_id]
     if level > tree.depth:
         raise Refused(
