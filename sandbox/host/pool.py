@@ -25,8 +25,9 @@ from sandbox.host.workshop import Workshop
 from sandbox.runtime import frames
 
 MEMORY_FACTS = Path("/proc/meminfo")
+BUSY_SECONDS = 0.05  # after a claim
 _LOOK_AGAIN_SECONDS = 5.0
-_MAX_PAUSE_SECONDS = 30.0
+_MAX_PAUSE_SECONDS = 32.0
 _MAX_PROBLEM = 500
 
 
@@ -64,6 +65,7 @@ class Pool:
         self._building: dict[Shape, int] = dict.fromkeys(drivers, 0)
         self._existing = 0
         self._failures = 0
+        self._rest_until = self._busy_until = workshop.clock.now()
         self._wanted = True
         self._changed = asyncio.Event()
         self._changed.set()
@@ -86,6 +88,7 @@ class Pool:
         idle = self._idle.get(shape)
         if idle is None:
             return None
+        self._busy_until = self._workshop.clock.now() + BUSY_SECONDS
         self._wanted, self._failures = True, 0
         self._changed.set()
         if not idle:
@@ -99,8 +102,12 @@ class Pool:
             await self._changed.wait()
             self._changed.clear()
             while (shape := self._missing()) is not None:
-                if not await self._may_build():
+                if pause := self._pause(shape):
+                    await self._workshop.clock.sleep(pause)
                     continue
+                if self._is_busy() and any(self._building.values()):
+                    break  # one at a time then; its end is a change
+                await self._workshop.builders.begin_refill()
                 if not self._wanted:
                     self._workshop.builders.end_refill()
                     break
@@ -122,17 +129,18 @@ class Pool:
                 return shape
         return None
 
-    async def _may_build(self) -> bool:
-        """Waits for a builder; False after a pause, when it is to look again."""
-        clock, config = self._workshop.clock, self._workshop.config
-        if self._failures:
-            pause = min(_MAX_PAUSE_SECONDS, 2.0 ** (self._failures - 1))
-            await clock.sleep(pause)
-        if available_memory() < config.pool_spare_memory_bytes:
-            await clock.sleep(_LOOK_AGAIN_SECONDS)
-            return False
-        await self._workshop.builders.begin_refill()
-        return True
+    def _pause(self, shape: Shape) -> float:
+        """How long nothing is made, in seconds: what is made ahead takes CPU from what runs."""
+        now = self._workshop.clock.now()
+        if now < self._rest_until:
+            return self._rest_until - now
+        if self._is_busy() and 2 * len(self._idle[shape]) >= self._workshop.config.pool_size:
+            return self._busy_until - now
+        short = available_memory() < self._workshop.config.pool_spare_memory_bytes
+        return _LOOK_AGAIN_SECONDS if short else 0.0
+
+    def _is_busy(self) -> bool:
+        return self._workshop.clock.now() < self._busy_until
 
     async def _make(self, shape: Shape) -> None:
         newborn = _Newborn(self._workshop.config.channel_queue_bytes)
@@ -154,22 +162,27 @@ class Pool:
         newborn.on_spoiled = lambda: self._spoiled(shape, warm, newborn.problem)
         self._idle[shape].append(warm)
         self._failures = 0
+        self._changed.set()
         if not self._wanted:
             self._drop(shape, [warm])
 
     async def _fail(self, newborn: _Newborn, container: Container | None) -> None:
-        self._failures += 1
-        self._log.warning("warm_sandbox_failed", problem=newborn.problem[:_MAX_PROBLEM])
+        self._rest("warm_sandbox_failed", newborn.problem)
         newborn.channel.close()
         if container is not None:
             await dispose(container, self._workshop, self._log)
         self._existing_changes(-1)
-        self._changed.set()
 
     def _spoiled(self, shape: Shape, warm: WarmSandbox, problem: str) -> None:
-        self._failures += 1
-        self._log.warning("warm_sandbox_lost", problem=problem[:_MAX_PROBLEM])
+        self._rest("warm_sandbox_lost", problem)
         self._drop(shape, [warm])
+
+    def _rest(self, event: str, problem: str) -> None:
+        """Makes none for a while: what ended this one may end the next one too."""
+        self._log.warning(event, problem=problem[:_MAX_PROBLEM])
+        self._failures += 1
+        pause = min(_MAX_PAUSE_SECONDS, 2.0 ** (self._failures - 1))
+        self._rest_until = self._workshop.clock.now() + pause
         self._changed.set()
 
     def _drop(self, shape: Shape, dropped: Iterable[WarmSandbox]) -> None:

@@ -195,6 +195,8 @@ async def test_shutdown_and_a_lapsed_lease_end_all_and_the_next_claim_fills_agai
         assert all(container.destroy_count == 1 for container in driver.made.values())
         await claim(it, "sbx_1")
         assert "sbx_1" in driver.made
+        await filled(it, 1)
+        await clock.advance(1)
         await filled(it, 2)
         await it.stop()
         assert all(container.destroy_count == 1 for container in driver.made.values())
