@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,19 +71,22 @@ def follow(client: hutch.Client, state: Path, megabytes: int) -> OutputFigures:
     before = [reset_peak(pid) for pid in pids]
     blocks = megabytes * MEGABYTE // _BLOCK_BYTES
     target = json.loads((state / "controller.json").read_text())["socket"]
-    first, last, count = asyncio.run(_read(f"unix:{target}", blocks))
+    # A process of its own, as a client is.
+    reader = [sys.executable, "-m", "bench.output", f"unix:{target}", str(blocks)]
+    ended = subprocess.run(reader, check=True, capture_output=True, text=True)
+    seconds, count = json.loads(ended.stdout)
     if count != blocks * _BLOCK_BYTES:
         raise SystemExit(f"{count} bytes of {blocks * _BLOCK_BYTES} came")
     growth = [(peak(pid) - start) / 2**20 for pid, start in zip(pids, before, strict=True)]
     return OutputFigures(
         megabytes=count / MEGABYTE,
-        megabytes_a_second=count / MEGABYTE / (last - first),
+        megabytes_a_second=count / MEGABYTE / seconds,
         controller_growth_mib=growth[0],
         host_growth_mib=growth[1],
     )
 
 
-async def _read(target: str, blocks: int) -> tuple[float, float, int]:
+async def _read(target: str, blocks: int) -> tuple[float, int]:
     count, first = 0, 0.0
     async with hutch.AsyncClient(target) as client:
         handle = await client.spawn(program=_PRINT, blocks=blocks)
@@ -91,7 +96,7 @@ async def _read(target: str, blocks: int) -> tuple[float, float, int]:
             count += len(chunk.data)
         last = time.perf_counter()
         await handle.result()
-    return first, last, count
+    return last - first, count
 
 
 def controller_pid(state: Path) -> int:
@@ -130,3 +135,7 @@ def _field(pid: int, name: str) -> int:
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
     raise SystemExit(f"process {pid} has no {name}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_read(sys.argv[1], int(sys.argv[2])))))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import hutch
-from bench import floors, sandboxes, starts
+from bench import floors, output, sandboxes, starts
 from bench.stats import Figure
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,6 +45,7 @@ def measure_invocations(folder: Path, scale: int) -> tuple[list[Figure], dict[st
             "cold_start / bare_start": ratio,
             "fan_out_children_a_second": round(starts.fan_out(client, 8 * scale, 8), 1),
             "breakdown_of_a_cold_start_ms": starts.breakdown(client, 2 * scale),
+            "output": output.follow(client, folder / "state", 20 * scale).summary(),
         }
     return figures, more
 
@@ -84,6 +85,13 @@ def show(result: dict[str, Any], path: Path) -> None:
         print(
             f"{name:24} {ratio:.2f} (goal: at most {goal}, {'met' if ratio <= goal else 'missed'})"
         )
+    printed = result["output"]
+    print(
+        f"{'output to a client':24} {printed['megabytes_a_second']:.1f} MB/s"
+        f" (goal: at least {output.GOAL_MEGABYTES_A_SECOND:.0f});"
+        f" the controller grew by {printed['controller_growth_mib']:.1f} MiB, the host by"
+        f" {printed['host_growth_mib']:.1f} (goal: at most {output.GOAL_GROWTH_MIB:.0f})"
+    )
     for title, key in (
         ("where a cold start goes, in ms:", "breakdown_of_a_cold_start_ms"),
         ("the steps of a sandbox alone, in ms:", "steps_of_a_sandbox_alone_ms"),
