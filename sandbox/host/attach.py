@@ -56,10 +56,10 @@ class AttachedStream:
             open_call_ids=sandbox.open_calls,
             stdin_offset=sandbox.stdin_offset,
         )
-        await self._stream.write(pb.AttachSandboxResponse(attached=attached))
         try:
             async with asyncio.TaskGroup() as group:
                 reader = group.create_task(self._read(sandbox, place, attach.owner_epoch))
+                await self._stream.write(pb.AttachSandboxResponse(attached=attached))
                 await self._write(sandbox, place)
                 reader.cancel()
         except ExceptionGroup as group:
