@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MAX_NAME_BYTES = 512
 MAX_DEPTH = 64
 MAX_ENTRIES = 1_000_000
+UPLOAD_PREFIX = b".hutch-upload-"  # of `fileops`
 END = -1  # beyond a `**` that ends a pattern: anything below matches
 OPEN_FLAGS = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC | posix.O_NOCTTY
 
@@ -138,6 +139,8 @@ class Capture:
                 self._refuse(prefix.rstrip(b"/") or b".", f"a folder: {error.strerror}")
                 return
             for entry in entries:
+                if entry.startswith(UPLOAD_PREFIX):
+                    continue  # what an upload left behind that nobody finished
                 self._entries_left -= 1
                 if self._entries_left < 0:
                     self._refuse(prefix + entry, "too many entries in the workspace")

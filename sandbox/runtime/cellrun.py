@@ -10,6 +10,7 @@ from .processes import SIGINT, SIGKILL, SIGTERM, Sweep, look, scan, signal_all, 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from .outputs import Outputs
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 # What each step of stopping a cell sends to the REPL and to the cell's other processes. While the
 # others are being ended the REPL is left alone, so that code which waits for them can go on.
 NOTHING = 0
+THREADS_GRACES = 4  # how often that long the threads of a stopped cell have to end
+DYING_SECONDS = 60.0
 STEPS = (
     (SIGINT, SIGINT),
     (NOTHING, SIGTERM),
@@ -34,9 +37,13 @@ class CellRun:
         "_before",
         "_deadline",
         "_grace",
+        "_is_ours",
         "_next_step",
         "_step",
+        "_swept",
+        "_threads_until",
         "draining",
+        "has_started",
         "id",
         "outputs",
         "reason",
@@ -47,9 +54,24 @@ class CellRun:
     )
 
     def __init__(
-        self, cell: str, outputs: Outputs, repl_pid: int, deadline: float, grace: float
+        self,
+        cell: str,
+        outputs: Outputs,
+        repl_pid: int,
+        deadline: float,
+        grace: float,
+        is_ours: Callable[[Process], bool],
     ) -> None:
-        """Begins: every process that is there now is none of this cell's."""
+        """Begins: every process that is there now is none of this cell's.
+
+        Args:
+            cell: its id.
+            outputs: what it prints.
+            repl_pid: the process that runs it.
+            deadline: when it is stopped; 0 for never.
+            grace: how long each step of stopping waits for the next, in seconds.
+            is_ours: tells processes of the supervisor's own, which are nobody's.
+        """
         self.id = cell
         self.outputs = outputs
         self.repl_pid = repl_pid
@@ -58,6 +80,10 @@ class CellRun:
         self.state_lost = False
         self.sweep: Sweep | None = None
         self.draining = False
+        self.has_started = False
+        self._swept = False
+        self._threads_until = 0.0  # when a REPL whose threads go on is ended; 0: nobody waits
+        self._is_ours = is_ours
         self._before = {process.key for process in scan()}
         repl = look(repl_pid)
         if repl is not None:
@@ -72,18 +98,32 @@ class CellRun:
         return [
             process
             for process in scan()
-            if process.key not in self._before and process.pid != self.repl_pid
+            if process.key not in self._before
+            and process.pid != self.repl_pid
+            and not self._is_ours(process)
         ]
+
+    def begin(self, now: float) -> None:
+        """Notes that the code runs; what waited for that to stop it need not wait longer."""
+        if not self.has_started:
+            self.has_started = True
+            if self.reason and self._step == 0:
+                self._next_step = now
 
     def stop(self, reason: str, now: float) -> None:
         """Begins to stop the code; the first reason stands."""
         if not self.reason and self.report is None:
             self.reason = reason
-            self._next_step = now
+            # Before the code runs, an interrupt would be lost.
+            self._next_step = now if self.has_started else now + self._grace
 
     def tick(self, now: float) -> None:
         """Takes the steps that are due."""
         if self.report is not None:
+            if self._threads_until and now >= self._threads_until:
+                self._threads_until = now + DYING_SECONDS  # its end is noticed long before
+                self.state_lost = True
+                signal_one(self.repl_pid, SIGKILL)
             return
         if self._deadline and now >= self._deadline:
             self.stop("timed_out", now)
@@ -98,7 +138,7 @@ class CellRun:
     def next_time(self) -> float | None:
         """Returns when `tick` has something to do next."""
         if self.report is not None:
-            return None
+            return self._threads_until or None
         if self.reason:
             return self._next_step if self._step < len(STEPS) else None
         return self._deadline or None
@@ -107,4 +147,25 @@ class CellRun:
         """Takes the REPL's report, or one about its death. A stopped cell leaves no process."""
         self.report = (report, payload)
         if self.reason or report["outcome"] == "repl_died":
-            self.sweep = Sweep(self._before)
+            self.sweep = Sweep(self._before, self._is_ours, self.repl_pid)
+
+    def wait_for_threads(self, now: float) -> None:
+        """Waits until the REPL has ended the threads of this cell too, but not for long."""
+        self._threads_until = now + THREADS_GRACES * self._grace
+
+    def threads_ended(self) -> None:
+        """Notes that no thread of the cell goes on."""
+        self._threads_until = 0.0
+
+    @property
+    def is_sweeping(self) -> bool:
+        """Whether processes or threads of the cell are still being ended."""
+        if self.sweep is None or self.draining:
+            return False
+        return not self._swept or self._threads_until > 0
+
+    def step_sweep(self) -> bool:
+        """Ends what it finds of the cell; returns whether nothing was left."""
+        if self.sweep is not None and not self._swept:
+            self._swept = self.sweep.step()
+        return not self.is_sweeping

@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 
 from . import errors, values
-from .compiling import END, Cell, compile_cell
+from .compiling import Cell, compile_cell
 from .linux import signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 MAX_TYPE_NAME = 200
@@ -21,7 +22,7 @@ MAX_TYPE_NAME = 200
 class Outcome:
     """How a cell ended: the fields of `done` that the REPL knows."""
 
-    __slots__ = ("errno", "failure", "kind", "value")
+    __slots__ = ("errno", "failure", "kind", "text", "value")
 
     def __init__(
         self,
@@ -29,12 +30,15 @@ class Outcome:
         value: bytes | None = None,
         failure: dict[str, str] | None = None,
         errno: int | None = None,
+        text: bytes | None = None,
     ) -> None:
-        """Holds the outcome's kind, the encoded value, the failure, and an OSError's number."""
+        """Holds the outcome's kind, the encoded value, the failure, an OSError's number, and the
+        text of a trailing expression's value."""
         self.kind = kind
         self.value = value
         self.failure = failure
         self.errno = errno
+        self.text = text
 
 
 class Runner:
@@ -44,66 +48,95 @@ class Runner:
         namespace: the globals of all cells.
         own_folder: where this package's files are: its frames are left out of tracebacks.
         sources: filled with the source of each cell, by file name, before it runs.
-        shows: whether a trailing expression is printed, besides being bound to `_`.
+
+    Attributes:
+        source: the source of the last cell.
     """
 
-    def __init__(
-        self, namespace: dict[str, Any], own_folder: str, sources: dict[str, str], shows: bool
-    ) -> None:
+    def __init__(self, namespace: dict[str, Any], own_folder: str, sources: dict[str, str]) -> None:
         """Takes the namespace as it is."""
         self._namespace = namespace
         self._own_folder = own_folder
         self._sources = sources
-        self._shows = shows
         self._count = 0
+        self._loop: Any = None  # of cells that await, over all of them
+        self.source = ""
 
-    def run(self, code: bytes) -> Outcome:
-        """Runs a cell. Whatever its code does to exceptions, this returns."""
+    def run(
+        self,
+        code: bytes,
+        mode: str,
+        *,
+        start: Callable[[], None],
+        show: Callable[[Any], bytes | None],
+        finish: Callable[[], None],
+    ) -> Outcome:
+        """Runs a cell. Whatever its code does to exceptions, this returns.
+
+        Args:
+            code: its source, UTF-8.
+            mode: `program`, `agent` or `interactive`: only in the last one a value is shown, and
+                in the first nothing is shown that the code does not show itself.
+            start: is called when an interrupt reaches the code from then on.
+            show: shows a trailing expression's value and returns its text.
+            finish: shows what the code left to be shown.
+        """
         try:
-            return self._run(code)
+            return self._run(code, mode, start, show, finish)
         except BaseException as error:  # an interrupt that came in its last moment
             signals.signal(signals.SIGINT, signals.SIG_IGN)
             failure = errors.Failure(type_name=class_name(error))
             return Outcome("errored", failure=failure.to_dict())
 
-    def _run(self, code: bytes) -> Outcome:
+    def _run(
+        self,
+        code: bytes,
+        mode: str,
+        start: Callable[[], None],
+        show: Callable[[Any], bytes | None],
+        finish: Callable[[], None],
+    ) -> Outcome:
         cell: Cell | None = None
         self._count += 1
         filename = f"<cell {self._count}>"
         try:
             # From here an interrupt is an exception of the code, up to the last line.
             signals.signal(signals.SIGINT, signals.default_int_handler)
-            source = code.decode("utf-8")
+            start()
+            self.source = ""
+            source = self.source = code.decode("utf-8")
             self._sources[filename] = source
             if "linecache" in sys.modules:
-                register_sources({filename: source})
+                fill_linecache(sys.modules["linecache"], {filename: source})
             cell = _compile(source, filename)
-            returned, value = self._evaluate(cell)
+            returned, value = self._evaluate(cell, mode)
             result = values.encode(value) if returned else None
+            text = show(value) if mode == "interactive" and not returned else None
+            if mode != "program":
+                finish()
             signals.signal(signals.SIGINT, signals.SIG_IGN)
-            return Outcome("returned" if returned else "completed", result)
+            return Outcome("returned" if returned else "completed", result, text=text)
         except BaseException as error:  # the code's own exceptions, whatever they are
             signals.signal(signals.SIGINT, signals.SIG_IGN)
             return self._failed(error, cell)
 
-    def _evaluate(self, cell: Cell) -> tuple[bool, Any]:
-        """Returns whether the cell returned, and what."""
+    def _evaluate(self, cell: Cell, mode: str) -> tuple[bool, Any]:
+        """Returns whether the cell returned, and what; if not, its trailing expression's value."""
         if cell.is_async:
-            from .loops import run_async
+            from . import loops
 
-            result, shown = run_async(cell, self._namespace)
+            self._loop = self._loop or loops.CellLoop()
+            result, shown = self._loop.run(cell, self._namespace, ends=mode == "program")
         else:
             result = eval(cell.body, self._namespace)
             shown = eval(cell.shown, self._namespace) if cell.shown is not None else None
+        if cell.returned(result):
+            return True, result
         if cell.is_function:
-            if not (type(result) is tuple and len(result) == 2 and _is_end(result[0])):
-                return True, result
             shown = result[1]
         if shown is not None:
             self._namespace["_"] = shown
-            if self._shows:
-                print(repr(shown))  # noqa: T201 - this is the display of a cell's value
-        return False, None
+        return False, shown
 
     def _failed(self, error: BaseException, cell: Cell | None) -> Outcome:
         from . import failures
@@ -112,7 +145,9 @@ class Runner:
         try:
             if issubclass(type(error), OSError):
                 number = getattr(error, "errno", None)
-            register_sources(self._sources)
+            import linecache
+
+            fill_linecache(linecache, self._sources)
             failure = failures.describe(error, class_name(error), cell, self._own_folder)
             raised = cell is not None and failures.left_by_raise(error, cell)
         except BaseException as problem:  # the class is the code's own, and memory may be short
@@ -132,10 +167,8 @@ def class_name(error: BaseException) -> str:
     return name.encode("utf-8", "backslashreplace").decode("utf-8")[:MAX_TYPE_NAME]
 
 
-def register_sources(sources: dict[str, str]) -> None:
+def fill_linecache(linecache: Any, sources: dict[str, str]) -> None:
     """Lets tracebacks show the lines of cells."""
-    import linecache
-
     for filename, source in sources.items():
         lines = source.splitlines(keepends=True)
         linecache.cache[filename] = (len(source), None, lines, filename)
@@ -146,10 +179,6 @@ def _compile(source: str, filename: str) -> Cell:
         # Before Python 3.12 the compiler calls this a ValueError, with another text.
         raise SyntaxError("source code cannot contain null bytes", (filename, 1, 1, None))
     return compile_cell(source, filename)
-
-
-def _is_end(value: object) -> bool:
-    return type(value) is str and value == END
 
 
 def flush_outputs() -> None:

@@ -14,6 +14,9 @@ import _thread
 import posix
 import sys
 
+# Not by its name at the call: `threads` puts one of its own there, for the code's threads.
+from _thread import start_new_thread
+
 from . import errors, frames
 
 TYPE_CHECKING = False
@@ -79,7 +82,7 @@ class Pending:
 
 
 class Order:
-    """One cell to run."""
+    """What the supervisor asks of the REPL: a cell to run, or to end the last one's threads."""
 
     __slots__ = ("code", "descriptors", "header", "inputs")
 
@@ -90,7 +93,8 @@ class Order:
         inputs: list[tuple[str, bytes]],
         descriptors: tuple[int, ...],
     ) -> None:
-        """Holds the frame's header, its contents, and the new descriptors 1 and 2."""
+        """Holds the frame's header, its contents, and what came with it: the new descriptors 1
+        and 2, then as the header says the recording of the output and standard input."""
         self.header = header
         self.code = code
         self.inputs = inputs
@@ -136,7 +140,7 @@ class Channel:
         pending = Pending()
         with self._guard:
             if not self._has_thread and not self._main_reads:
-                _thread.start_new_thread(self._read_for_ever, ())
+                start_new_thread(self._read_for_ever, ())
                 self._has_thread = True
             call = self._new_id("c")
             self._pending[call] = pending
@@ -241,7 +245,7 @@ class Channel:
         with self._guard:
             self._main_reads = False
             if self._pending and not self._has_thread:
-                _thread.start_new_thread(self._read_for_ever, ())
+                start_new_thread(self._read_for_ever, ())
                 self._has_thread = True
 
     def _is_readable(self, seconds: float) -> bool:
@@ -278,14 +282,19 @@ class Channel:
                 (item["name"], self._content(item["value"], frame.payload))
                 for item in header["inputs"]
             ]
-            self._orders.append(Order(header, code, inputs, descriptors))
-            if self._order_here.locked():
-                self._order_here.release()
+            self._put(Order(header, code, inputs, descriptors))
 
+        elif frame.type == "end_threads":
+            self._put(Order(header, b"", [], ()))
         elif frame.type == "tool_call":
             self.on_tool(header, [self._content(header["arguments"], frame.payload)])
         elif frame.type == "tool_cancel":
             self.on_tool(header, [])
+
+    def _put(self, order: Order) -> None:
+        self._orders.append(order)
+        if self._order_here.locked():
+            self._order_here.release()
 
     def _refuse_tool(self, header: dict[str, Any], contents: list[bytes]) -> None:
         """Answers for tools while there are none; a cancellation has no answer of its own."""

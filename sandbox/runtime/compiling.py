@@ -54,6 +54,13 @@ class Cell:
         self.is_function = is_function
         self.raises = raises
 
+    def returned(self, result: Any) -> bool:
+        """Tells whether what the body gave is the cell's value."""
+        if not self.is_function:
+            return False
+        is_pair = type(result) is tuple and len(result) == 2
+        return not (is_pair and type(result[0]) is str and result[0] == END)
+
 
 def compile_cell(source: str, filename: str) -> Cell:
     """Compiles a cell.

@@ -2,7 +2,7 @@
 
 Called by `repl`. The interpreter starts without `site` and without `linecache`: together they would
 cost more than everything else. The first import that fails brings the installed packages in; the
-first import of `linecache` makes it know the cells.
+first import of `linecache` makes it know the cells; others are completed likewise.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
@@ -33,39 +34,43 @@ class SiteFinder:
             site.main()
 
 
-class SourcesFinder:
-    """Stands first among the finders and completes `linecache` when it is imported."""
+class Completer:
+    """Stands first among the finders and completes some modules once they are imported."""
 
-    def __init__(self, sources: dict[str, str]) -> None:
-        """Takes the sources of cells by file name."""
-        self._sources = sources
+    def __init__(self, completions: dict[str, Callable[[Any], None]]) -> None:
+        """Takes what is done to which module; each is done once."""
+        self._completions = completions
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Looks for one module only."""
-        if name != "linecache" or self not in sys.meta_path:
+        """Looks for these modules only."""
+        if name not in self._completions:
             return None
-        sys.meta_path.remove(self)
+        complete = self._completions.pop(name)
         spec = _ask_others(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Completing(spec.loader, self._sources)
+        if spec is None:
+            self._completions[name] = complete
+        elif spec.loader is not None:
+            spec.loader = _Completing(spec.loader, complete)
         return spec
 
 
 class _Completing:
-    """A loader that tells `linecache` of the cells once it is loaded."""
+    """A loader that completes what another one loaded."""
 
-    def __init__(self, loader: Any, sources: dict[str, str]) -> None:
+    def __init__(self, loader: Any, complete: Callable[[Any], None]) -> None:
         self._loader = loader
-        self._sources = sources
+        self._complete = complete
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for filename, source in self._sources.items():
-            lines = source.splitlines(keepends=True)
-            module.cache[filename] = (len(source), None, lines, filename)
+        self._complete(module)
 
 
 def _ask_others(name: str, path: Any, target: Any) -> Any:

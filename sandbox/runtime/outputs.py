@@ -1,4 +1,4 @@
-"""What one cell prints: two pipes, read by credit and passed on with their offsets.
+"""What cells print: two pipes each, read by credit and passed on with their offsets.
 
 Called by the supervisor's loop; calls `hostlink`.
 """
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .hostlink import HostLink
 
 FIONREAD = 0x541B
+F_SETPIPE_SZ = 1031
+PIPE_BYTES = 262_144
+RECORDING_BYTES = 4 * 1024 * 1024
+MAX_LATE = 128  # ended cells whose pipes are kept; beyond, the oldest are closed
 STREAMS = ("stdout", "stderr")
 
 
@@ -23,7 +27,20 @@ def make_pipe() -> tuple[int, int]:
     reader, writer = posix.pipe2(posix.O_CLOEXEC)
     posix.set_blocking(reader, False)
     posix.fchmod(writer, 0o666)
+    try:
+        fcntl.fcntl(writer, F_SETPIPE_SZ, PIPE_BYTES)
+    except OSError:
+        pass  # the kernel's share for this user is used up: the usual size it is
     return reader, writer
+
+
+def make_recording() -> tuple[int, int]:
+    """Makes a file in memory, for what a cell prints, and a second descriptor; or -1 and -1."""
+    try:
+        descriptor = posix.memfd_create("output", posix.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return -1, -1
+    return descriptor, posix.dup(descriptor)
 
 
 class Stream:
@@ -78,21 +95,32 @@ class Stream:
             posix.close(self.descriptor)
             self.descriptor = -1
 
-    def detach(self) -> int:
-        """Gives the open descriptor away, or -1."""
-        descriptor, self.descriptor = self.descriptor, -1
-        return descriptor
+    def end_drain(self) -> None:
+        """Lets all be read again that may still come."""
+        self._left = None
 
 
 class Outputs:
     """Both streams of one cell, with the limit that they have together."""
 
-    __slots__ = ("_cell", "_link", "_room", "cut", "streams")
+    __slots__ = ("_link", "_recorded", "_recording", "_room", "cell", "cut", "streams")
 
-    def __init__(self, link: HostLink, cell: str, readers: tuple[int, int], limit: int) -> None:
-        """Takes the pipes' reading ends; a limit of 0 means none."""
+    def __init__(
+        self, link: HostLink, cell: str, readers: tuple[int, int], limit: int, recording: int
+    ) -> None:
+        """Takes the pipes' reading ends; a limit of 0 means none.
+
+        Args:
+            link: where output goes.
+            cell: whose output it is.
+            readers: of standard output and of standard error.
+            limit: how many bytes both may have together.
+            recording: the file that keeps their beginning for the code itself, or -1.
+        """
+        self._recording = recording
+        self._recorded = 0
         self._link = link
-        self._cell = cell
+        self.cell = cell
         self._room = limit or frames.MAX_INTEGER
         self.cut = False
         self.streams = [Stream(name, fd) for name, fd in zip(STREAMS, readers)]
@@ -105,23 +133,39 @@ class Outputs:
             if stream.descriptor >= 0 and stream.has_credit and not stream.is_drained
         ]
 
-    def pump(self, stream: Stream) -> None:
-        """Passes on one piece; what is over the limit is read and thrown away."""
-        data = stream.read()
-        if len(data) > self._room:
-            data = data[: self._room]
-            self.cut = True
-        if not data:
-            return
-        self._room -= len(data)
-        header = {
-            "type": "output",
-            "cell": self._cell,
-            "stream": stream.name,
-            "offset": stream.offset,
-        }
-        self._link.send_in_order(header, data)
-        stream.offset += len(data)
+    def pump(self, stream: Stream, pieces: int = 1) -> None:
+        """Passes on some pieces; what is over the limit is read and thrown away."""
+        while pieces and stream.descriptor >= 0 and stream.has_credit and not stream.is_drained:
+            pieces -= 1
+            data = stream.read()
+            if len(data) > self._room:
+                data = data[: self._room]
+                self.cut = True
+            if not data:
+                return
+            self._room -= len(data)
+            header = {
+                "type": "output",
+                "cell": self.cell,
+                "stream": stream.name,
+                "offset": stream.offset,
+            }
+            self._link.send_in_order(header, data)
+            stream.offset += len(data)
+            if self._recording >= 0:
+                self._record(data)
+
+    def _record(self, data: bytes) -> None:
+        try:
+            self._recorded += posix.pwrite(
+                self._recording, data[: RECORDING_BYTES - self._recorded], self._recorded
+            )
+            if self._recorded < RECORDING_BYTES:
+                return
+        except OSError:
+            pass  # there is no room for it
+        posix.close(self._recording)
+        self._recording = -1
 
     def credit(self, name: str, offset: int) -> None:
         """Notes up to where the host has taken a stream."""
@@ -138,3 +182,56 @@ class Outputs:
     def is_drained(self) -> bool:
         """Whether both streams are."""
         return all(stream.is_drained for stream in self.streams)
+
+    def close(self) -> None:
+        """Closes both pipes; whoever still prints finds out."""
+        for stream in self.streams:
+            stream.close()
+        if self._recording >= 0:
+            posix.close(self._recording)
+            self._recording = -1
+
+
+class LateOutputs:
+    """What threads and processes of ended cells still print. It goes on where the cell's ended."""
+
+    __slots__ = ("_cells",)
+
+    def __init__(self) -> None:
+        """Begins without a cell."""
+        self._cells: list[Outputs] = []
+
+    def add(self, outputs: Outputs) -> None:
+        """Takes over the streams of a cell that ended."""
+        for stream in outputs.streams:
+            stream.end_drain()
+        self._cells.append(outputs)
+        self._forget()
+        while len(self._cells) > MAX_LATE:
+            self._cells.pop(0).close()
+
+    def readable(self) -> list[tuple[Outputs, Stream]]:
+        """Returns the streams that may be read now."""
+        return [(outputs, stream) for outputs in self._cells for stream in outputs.readable()]
+
+    def pump(self, ready: set[int]) -> None:
+        """Passes on one piece of each stream that is ready."""
+        for outputs, stream in self.readable():
+            if stream.descriptor in ready:
+                outputs.pump(stream)
+        self._forget()
+
+    def credit(self, cell: str, name: str, offset: int) -> None:
+        """Notes up to where the host has taken a stream of an ended cell."""
+        for outputs in self._cells:
+            if outputs.cell == cell:
+                outputs.credit(name, offset)
+
+    def _forget(self) -> None:
+        kept = []
+        for outputs in self._cells:
+            if any(stream.descriptor >= 0 for stream in outputs.streams):
+                kept.append(outputs)
+            else:
+                outputs.close()
+        self._cells = kept

@@ -12,7 +12,7 @@ from .linux import read_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 2, 9, 15, 18, 19
 EMPTY_SCANS = 8  # without PID 1's powers a process that forks and exits may slip through a look
@@ -106,11 +106,25 @@ class Sweep:
     forks and exits all the time cannot slip through between two looks.
     """
 
-    __slots__ = ("_empty", "_spared", "killed")
+    __slots__ = ("_empty", "_group", "_is_spared", "_spared", "killed")
 
-    def __init__(self, spared: Collection[tuple[int, bytes]]) -> None:
-        """Spares the processes with these keys."""
+    def __init__(
+        self,
+        spared: Collection[tuple[int, bytes]],
+        is_spared: Callable[[Process], bool] | None = None,
+        group: int = 0,
+    ) -> None:
+        """Spares the processes with these keys, and those of which the function says so.
+
+        Args:
+            spared: keys of processes.
+            is_spared: tells of others.
+            group: a process group in which victims may be: what can be stopped at once where this
+                process is not PID 1.
+        """
+        self._group = group
         self._spared = spared
+        self._is_spared = is_spared
         self._empty = 0
         self.killed: set[tuple[int, bytes]] = set()
 
@@ -121,19 +135,26 @@ class Sweep:
         """
         if not self._spared and _is_childless():
             return True
-        frozen = _signal_everybody(SIGSTOP)
-        victims = [process for process in scan() if process.key not in self._spared]
+        frozen = _signal_everybody(SIGSTOP, self._group)
+        victims = [process for process in scan() if not self._spares(process)]
         signal_all(victims, SIGKILL)
-        _signal_everybody(SIGCONT)
+        _signal_everybody(SIGCONT, self._group)
         self.killed.update(process.key for process in victims)
         self._empty = 0 if victims else self._empty + 1
         return self._empty >= (1 if frozen else EMPTY_SCANS)
 
+    def _spares(self, process: Process) -> bool:
+        if process.key in self._spared:
+            return True
+        return self._is_spared is not None and self._is_spared(process)
 
-def _signal_everybody(number: int) -> bool:
+
+def _signal_everybody(number: int, group: int) -> bool:
     """Signals all other processes of the sandbox at once, as only PID 1 of it may: anywhere else
-    the same call would reach the whole machine."""
+    the same call would reach the whole machine, and only a group can be meant."""
     if posix.getpid() != 1:
+        if group:
+            signal_one(-group, number)
         return False
     try:
         posix.kill(-1, number)

@@ -1,22 +1,23 @@
 """The process that evaluates cells: a fork of the supervisor that gives up all its powers first.
 
 Called by `replink` in the child. It takes a cell, moves descriptors 1 and 2 to the cell's own
-pipes, runs it, and says how it ended. It is trusted with nothing.
+pipes, runs it, shows what is to be shown, and says how it ended. It is trusted with nothing.
 """
 
 from __future__ import annotations
 
 import gc
-import io
 import posix
 import sys
 
 from . import cells, confine, imports
 from .channel import Channel, Order, Place
 from .linux import signals
+from .threads import Threads
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
     from .settings import Settings
@@ -49,7 +50,8 @@ class Repl:
         self._channel = channel
         self._sources: dict[str, str] = {}
         self._site = imports.SiteFinder()
-        sys.meta_path.insert(0, imports.SourcesFinder(self._sources))
+        self._threads = Threads()
+        sys.meta_path.insert(0, imports.Completer(self._completions()))
         sys.meta_path.append(self._site)
         sys.argv = [""]
         self._main = type(sys)("__main__")
@@ -57,8 +59,11 @@ class Repl:
         self._namespace = self._main.__dict__
         self._namespace.update(__builtins__=sys.modules["builtins"], __annotations__={})
         self._own_folder = run_child.__code__.co_filename.rpartition("/")[0] + "/"
-        self._runner = cells.Runner(self._namespace, self._own_folder, self._sources, shows=False)
-        _refuse_input()
+        self._runner = cells.Runner(self._namespace, self._own_folder, self._sources)
+        self._stdin = Stdin()
+        self._shows: Any = None  # made with the first cell
+        self._history: Any = None
+        posix.environ.setdefault(b"MPLBACKEND", b"Agg")
         try:
             posix.chdir(settings.workspace)
         except OSError:
@@ -72,7 +77,7 @@ class Repl:
         order = self._channel.next_order(IDLE_SECONDS) or self._preload()
         while True:
             if order is not None:
-                self._run(order)
+                self._obey(order)
             try:
                 order = self._channel.next_order()
             except Exception:
@@ -88,10 +93,18 @@ class Repl:
                 return order
         return None
 
+    def _obey(self, order: Order) -> None:
+        if order.header["type"] == "cell":
+            self._run(order)
+            return
+        self._threads.end_cell_threads()
+        self._channel.send({"type": "threads_ended", "cell": order.header["cell"]}, [])
+
     def _run(self, order: Order) -> None:
         header = order.header
         cell = header["cell"]
-        _move_outputs(order.descriptors)
+        recording = self._take_descriptors(order)
+        self._threads.begin_cell()
         try:
             self._bind(order)
         except Exception as error:
@@ -100,16 +113,43 @@ class Repl:
             failure = failures.describe(error, cells.class_name(error), None, self._own_folder)
             self._report(cell, cells.Outcome("errored", failure=failure))
             return
-        self._channel.send({"type": "started", "cell": cell}, [])
-        outcome = self._runner.run(order.code)
+        self._shows.begin(cell, header["output_limit"])
+        entry = self._history.begin(recording)
+        outcome = self._runner.run(
+            order.code,
+            header["mode"],
+            start=lambda: self._channel.send({"type": "started", "cell": cell}, []),
+            show=self._shows.result,
+            finish=self._shows.figures,
+        )
         if not self._channel.is_own:
             _leave_fork(outcome)
+        self._shows.end()
         cells.flush_outputs()
+        entry.end(self._runner.source, outcome.failure)
         self._report(cell, outcome)
+
+    def _take_descriptors(self, order: Order) -> int:
+        """Moves a cell's pipes to their places; returns the recording of its output, or -1."""
+        descriptors = list(order.descriptors)
+        for target in (1, 2):
+            descriptor = descriptors.pop(0)
+            posix.dup2(descriptor, target)
+            posix.close(descriptor)
+        recording = descriptors.pop(0) if order.header["records"] else -1
+        self._stdin.set(descriptors.pop(0) if order.header.get("stdin") else -1)
+        return recording
 
     def _bind(self, order: Order) -> None:
         header = order.header
-        self._guest.describe(header["invocation"], header["depth"], header["max_depth"])
+        if self._shows is None:
+            from . import history, shows
+
+            self._shows = shows.install(self._channel)
+            self._history = self._namespace["__history__"] = history.History()
+        self._guest.describe(
+            header["invocation"], header["depth"], header["max_depth"], header["tools"]
+        )
         if header["mode"] == "program":
             for name in ("invoke", "ainvoke", "spawn", "aspawn"):
                 self._namespace[name] = getattr(self._guest, name)
@@ -117,52 +157,78 @@ class Repl:
             self._namespace[name] = self._guest.decode(data, name)
 
     def _report(self, cell: str, outcome: cells.Outcome) -> None:
-        contents = [] if outcome.value is None else [outcome.value]
+        contents: list[bytes] = []
+
+        def place(content: bytes | None) -> Place | None:
+            if content is None:
+                return None
+            contents.append(content)
+            return Place(len(contents) - 1)
+
         header = {
             "type": "done",
             "cell": cell,
             "outcome": outcome.kind,
-            "value": None if outcome.value is None else Place(0),
+            "value": place(outcome.value),
+            "text": place(outcome.text),
             "failure": outcome.failure,
             "errno": outcome.errno,
         }
         self._channel.send(header, contents)
 
+    def _completions(self) -> dict[str, Callable[[Any], None]]:
+        """What is done to modules of others once the code has imported them."""
 
-def _move_outputs(descriptors: tuple[int, ...]) -> None:
-    """Makes a cell's pipes descriptors 1 and 2, and text streams of them."""
-    for target, descriptor in zip((1, 2), descriptors):
-        posix.dup2(descriptor, target)
-        posix.close(descriptor)
-    # A line at a time: what C code and subprocesses print stays in order with it.
-    _set_stream("stdout", _text_stream(1, "strict"))
-    _set_stream("stderr", _text_stream(2, "backslashreplace"))
+        def show_figures(pyplot: Any) -> None:
+            self._shows.complete(pyplot)
 
+        def find_names_of_cells(spawning: Any) -> None:
+            from . import spawned
 
-def _text_stream(descriptor: int, errors: str) -> io.TextIOWrapper:
-    raw = io.FileIO(descriptor, "w", closefd=False)
-    stream = io.TextIOWrapper(
-        io.BufferedWriter(raw), encoding="utf-8", errors=errors, line_buffering=True
-    )
-    stream.mode = "w"  # type: ignore[misc] # as the interpreter's own have it
-    return stream
+            spawned.complete(spawning, self._sources)
+
+        return {
+            "linecache": lambda module: cells.fill_linecache(module, self._sources),
+            "matplotlib.pyplot": show_figures,
+            "multiprocessing.spawn": find_names_of_cells,
+        }
 
 
-def _refuse_input() -> None:
-    """Makes `input()` say at once that nobody can answer."""
+class Stdin:
+    """`sys.stdin` and `input()`, which either read what the caller sends or fail at once."""
 
-    def input(prompt: object = "", /) -> str:
-        """Raises EOFError: there is no standard input here."""
-        raise EOFError("input() cannot be answered: this code has no stdin")
+    def __init__(self) -> None:
+        """Begins without standard input; descriptor 0 is the null device."""
+        self._builtins: Any = sys.modules["builtins"]
+        self._input = self._builtins.input
+        self._null = self._text(posix.dup(0))
+        self._attached: Any = None
+        self._is_on = True
+        self.set(-1)
 
-    sys.modules["builtins"].input = input  # type: ignore[attr-defined]
-    null = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")
-    _set_stream("stdin", null)
+    def set(self, descriptor: int) -> None:
+        """Makes a cell's standard input descriptor 0; -1 where it has none."""
+        is_on = descriptor >= 0
+        if is_on or self._is_on:
+            posix.dup2(descriptor if is_on else self._null.fileno(), 0)
+        if is_on:
+            posix.close(descriptor)
+            if self._attached is None:
+                self._attached = self._text(posix.dup(0))
+        self._is_on = is_on
+        self._builtins.input = self._input if is_on else refuse_input
+        stream = self._attached if is_on else self._null
+        sys.stdin = sys.__stdin__ = stream  # type: ignore[misc]
+
+    @staticmethod
+    def _text(descriptor: int) -> Any:
+        posix.set_inheritable(descriptor, False)
+        return open(descriptor, encoding="utf-8", errors="surrogateescape")
 
 
-def _set_stream(name: str, stream: io.TextIOWrapper) -> None:
-    setattr(sys, name, stream)
-    setattr(sys, f"__{name}__", stream)
+def refuse_input(prompt: object = "", /) -> str:
+    """Raises EOFError: there is no standard input here."""
+    raise EOFError("input() cannot be answered: this code has no stdin")
 
 
 def _leave_fork(outcome: cells.Outcome) -> NoReturn:

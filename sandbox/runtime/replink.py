@@ -22,13 +22,23 @@ if TYPE_CHECKING:
 
 MAX_NAME = 48  # of the REPL's own ids, so that renamed ones fit
 SEND_BUFFER_BYTES = 212_992
-RELAYED = ("call", "blob", "started", "done", "tool_result")
+RELAYED = ("call", "blob", "started", "done", "tool_result", "display", "threads_ended")
 
 
 class ReplLink:
     """One REPL process and the message socket to it."""
 
-    __slots__ = ("_blobs", "_generation", "_queue", "_tools", "descriptor", "pid", "socket")
+    __slots__ = (
+        "_blobs",
+        "_generation",
+        "_given",
+        "_queue",
+        "_tools",
+        "descriptor",
+        "fault",
+        "pid",
+        "socket",
+    )
 
     def __init__(self, settings: Settings, generation: int) -> None:
         """Forks the REPL; the child never returns from here.
@@ -45,6 +55,8 @@ class ReplLink:
         self._generation = generation
         self._queue: list[Any] = []
         self._blobs: dict[str, int] = {}
+        self._given: set[str] = set()  # blobs of the host that no frame has named yet
+        self.fault = ""  # why it was ended, if it was
         self._tools: set[str] = set()  # calls of its tools that it has not answered
         # What is here stays here: collecting it in either process would only copy its pages.
         gc.freeze()
@@ -68,6 +80,18 @@ class ReplLink:
         """Queues a frame; the descriptors are passed along and closed here."""
         self._queue.append((frame, descriptors))
         self.flush()
+
+    def send_blob(self, frame: frames.Frame) -> None:
+        """Passes on a part of a blob that a later frame names."""
+        self._given.add(frame.header["blob"])
+        self.send(frames.encode(frame.header, frame.payload))
+
+    def has_contents(self, header: dict[str, Any]) -> bool:
+        """Tells whether this REPL was given every blob that a header names, which are used now."""
+        named = {part["blob"] for part in _parts(header)}
+        complete = named <= self._given
+        self._given -= named
+        return complete
 
     def flush(self) -> None:
         """Sends what the REPL takes now. What a dead REPL does not take is dropped."""
@@ -136,8 +160,9 @@ class ReplLink:
         self._queue.clear()
         self.socket.close()
 
-    def kill(self) -> None:
-        """Ends the REPL at once; `waitpid` tells when it is gone."""
+    def kill(self, fault: str) -> None:
+        """Ends the REPL at once for a fault; `waitpid` tells when it is gone."""
+        self.fault = self.fault or fault
         signal_one(self.pid, SIGKILL)
 
     def _rename(self, frame: frames.Frame) -> None:

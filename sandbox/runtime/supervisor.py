@@ -15,18 +15,19 @@ import time
 from . import frames, linux
 from .capturelink import CaptureLink
 from .cellrun import CellRun
+from .filelink import FileLink
 from .hostlink import HostLink
 from .linux import signals
-from .outputs import Outputs, make_pipe
+from .outputs import LateOutputs, Outputs, make_pipe, make_recording
 from .processes import Sweep
 from .replink import ReplLink
+from .stdinlink import StdinLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .frames import Frame
-    from .outputs import Stream
     from .settings import Settings
 
 SWEEP_WAIT = 0.002  # between two looks at /proc while processes are being killed
@@ -35,6 +36,8 @@ OUTCOMES = ("completed", "returned", "raised", "errored")  # those that a REPL m
 FAILURE_KEYS = ("type_name message traceback invocation_id ending reason path expected got").split()
 LAST_FRAMES = 1024  # more than its socket can hold
 FRAMES_A_TURN = 64  # of a REPL before others are served
+REAPED_A_TURN = 512  # of ended processes
+PIECES_A_TURN = 4  # of one stream
 
 
 def serve(chosen: Settings, hidden: bool, repl: ReplLink) -> NoReturn:
@@ -70,10 +73,13 @@ class Supervisor:
         self._generation = 1
         self._lost = False  # a namespace was lost and no report said so yet
         self._cell: CellRun | None = None
-        self._leftovers: list[int] = []  # pipes of finished cells that processes still hold
+        self._late = LateOutputs()
+        self._stdin = StdinLink(self._link)
+        self._files = FileLink(chosen)
         self._capture: CaptureLink | None = None
         self._capture_sweep: Sweep | None = None
         self._capture_request: dict[str, Any] = {}
+        self._reaps_on = False  # whether more children may have ended than were looked at
         self._wake = self._watch_children()
         self._link.send(
             {
@@ -99,6 +105,7 @@ class Supervisor:
         """Serves until the host is gone (EOFError) or says `shutdown` (returns)."""
         while True:
             self._reap()
+            self._stdin.flush()
             self._tick(time.monotonic())
             self._link.flush()
             ready = self._poll()
@@ -106,6 +113,7 @@ class Supervisor:
                 return
             self._serve_repl()
             self._serve_outputs(ready)
+            self._serve_files()
             self._serve_capture()
 
     def end(self) -> None:
@@ -139,8 +147,13 @@ class Supervisor:
                 poll.register(stream.descriptor, select.POLLIN)
         if self._capture is not None and has_room:
             poll.register(self._capture.descriptor, select.POLLIN)
-        for descriptor in self._leftovers:
-            poll.register(descriptor, select.POLLIN)
+        if has_room:
+            for _, stream in self._late.readable():
+                poll.register(stream.descriptor, select.POLLIN)
+            if self._files.descriptor >= 0:
+                poll.register(self._files.descriptor, select.POLLIN)
+        if self._stdin.wants_write:
+            poll.register(self._stdin.descriptor, select.POLLOUT)
         events = poll.poll(self._timeout())
         ready = {descriptor for descriptor, _ in events}
         if self._wake in ready:
@@ -149,15 +162,18 @@ class Supervisor:
 
     def _timeout(self) -> float | None:
         """Returns how long nothing needs to be done, in milliseconds; None: no limit."""
+        if self._reaps_on:
+            return 0
         cell = self._cell
-        if self._capture_sweep is not None or (cell is not None and cell.sweep is not None):
+        if self._capture_sweep is not None or (cell is not None and cell.is_sweeping):
             return SWEEP_WAIT * 1000
         if cell is not None and cell.draining and cell.outputs.is_drained:
             return 0
-        moment = cell.next_time() if cell is not None else None
-        if moment is None:
+        moments = [self._files.next_time(), cell.next_time() if cell is not None else None]
+        due = [moment for moment in moments if moment is not None]
+        if not due:
             return None
-        return max(0.0, (moment - time.monotonic()) * 1000 + 1)
+        return max(0.0, (min(due) - time.monotonic()) * 1000 + 1)
 
     # The host
 
@@ -169,16 +185,18 @@ class Supervisor:
             if kind == "cell":
                 self._begin_cell(frame)
             elif kind == "blob":
-                self._ensure_repl().send(frames.encode(frame.header, frame.payload))
+                self._ensure_repl().send_blob(frame)
             elif kind == "reply":
                 self._pass_reply(frame)
             elif kind == "interrupt":
                 if self._cell is not None and self._cell.id == frame.header["cell"]:
                     self._cell.stop("interrupted", time.monotonic())
             elif kind == "credit":
-                if self._cell is not None and self._cell.id == frame.header["cell"]:
-                    header = frame.header
-                    self._cell.outputs.credit(header["stream"], header["offset"])
+                self._take_credit(frame.header)
+            elif kind == "stdin":
+                self._stdin.feed(frame)
+            elif kind == "file_op":
+                self._files.ask(frame)
             elif kind in ("tool_call", "tool_cancel"):
                 self._pass_tool(frame)
             elif kind == "capture":
@@ -187,11 +205,19 @@ class Supervisor:
                 raise frames.FrameError(f"the host sends no {kind[:40]}")
         return True
 
+    def _take_credit(self, header: dict[str, Any]) -> None:
+        cell, name, offset = header["cell"], header["stream"], header["offset"]
+        if self._cell is not None and self._cell.id == cell:
+            self._cell.outputs.credit(name, offset)
+        else:
+            self._late.credit(cell, name, offset)
+
     def _pass_reply(self, frame: Frame) -> None:
         repl = self._repl
         call = repl.own_call(frame.header["call"]) if repl is not None else None
         if repl is not None and call is not None:
             frame.header["call"] = call
+            repl.has_contents(frame.header)
             repl.send(frames.encode(frame.header, frame.payload))
 
     def _pass_tool(self, frame: Frame) -> None:
@@ -199,16 +225,15 @@ class Supervisor:
         if frame.type == "tool_cancel":
             if repl is not None:
                 repl.send(frames.encode(frame.header))
-        elif repl is not None:
+        elif repl is not None and repl.has_contents(frame.header):
             repl.call_tool(frame)
         else:
             message = "the code that had this tool is gone"
             self._fail_tool(frame.header["call"], "TOOL_UNREACHABLE", message)
 
     def _fail_tool(self, call: str, reason: str, message: str) -> None:
-        failure = {"reason": reason, "message": message}
-        whole = {name: failure.get(name, "") for name in FAILURE_KEYS}
-        self._link.send({"type": "tool_result", "call": call, "failure": whole})
+        failure = _failure(message, reason)
+        self._link.send({"type": "tool_result", "call": call, "failure": failure})
 
     def _begin_cell(self, frame: Frame) -> None:
         header = frame.header
@@ -216,19 +241,37 @@ class Supervisor:
             raise frames.FrameError("a cell beside another one or after the capture")
         repl = self._ensure_repl()
         stdout, stderr = make_pipe(), make_pipe()
+        descriptors = [stdout[1], stderr[1]]
+        record = -1
+        if header["mode"] != "program":
+            record, copy = make_recording()
+            descriptors += [copy] if record >= 0 else []
+        if header.get("stdin"):
+            descriptors.append(self._stdin.reader())
         now = time.monotonic()
-        limit = header.pop("output_limit")
+        limit = header["output_limit"]
         timeout = header.pop("timeout_ms")
         self._cell = CellRun(
             header["cell"],
-            Outputs(self._link, header["cell"], (stdout[0], stderr[0]), limit),
+            Outputs(self._link, header["cell"], (stdout[0], stderr[0]), limit, record),
             repl.pid,
             now + timeout / 1000 if timeout else 0.0,
             self._settings.grace_seconds,
+            self._files.owns,
         )
         self._cell.state_lost = self._lost
         self._lost = False
-        repl.send(frames.encode(header, frame.payload), (stdout[1], stderr[1]))
+        if not repl.has_contents(header):
+            # What it had been sent of the cell is gone with the REPL before it.
+            for descriptor in descriptors:
+                posix.close(descriptor)
+            failure = _failure("the REPL died before the cell began")
+            report = {"outcome": "repl_died", "failure": failure}
+            self._cell.state_lost = True
+            self._cell.finish(report, b"")
+            return
+        header["records"] = record >= 0
+        repl.send(frames.encode(header, frame.payload), tuple(descriptors))
 
     # The REPL
 
@@ -248,11 +291,14 @@ class Supervisor:
                 frame = repl.receive() if self._link.has_room else None
                 if frame is None:
                     return
-                self._pass_on(frame)
-        except (EOFError, frames.FrameError):
-            repl.kill()  # a REPL that cannot be understood is of no use; its death is reported
+                self._pass_on(repl, frame)
+        except EOFError:
+            repl.kill("the REPL closed its channel and was ended")
+        except frames.FrameError as error:
+            # A REPL that cannot be understood is of no use; its death is reported.
+            repl.kill(f"the REPL sent what it may not send and was ended: {error}")
 
-    def _pass_on(self, frame: Frame) -> None:
+    def _pass_on(self, repl: ReplLink, frame: Frame) -> None:
         kind, header = frame.type, frame.header
         cell = self._cell
         if kind == "done":
@@ -262,15 +308,27 @@ class Supervisor:
             if header.get("outcome") not in OUTCOMES or not isinstance(failure, (dict, type(None))):
                 raise frames.FrameError("a report that is none")
             cell.finish(header, frame.payload)
+            if cell.reason:
+                repl.send(frames.encode({"type": "end_threads", "cell": cell.id}))
+                cell.wait_for_threads(time.monotonic())
+            return
+        if kind == "threads_ended":
+            if cell is not None and header.get("cell") == cell.id:
+                cell.threads_ended()
             return
         if kind == "call":
             header["cell"] = cell.id if cell is not None and cell.report is None else ""
-        if kind == "started" and (cell is None or header.get("cell") != cell.id):
-            raise frames.FrameError("a start of no running cell")
+        if kind in ("started", "display"):
+            if cell is None or cell.report is not None or header.get("cell") != cell.id:
+                raise frames.FrameError("a word about no running cell")
+            if cell.has_started is (kind == "started"):
+                raise frames.FrameError("a cell starts once, and before it shows anything")
+            cell.begin(time.monotonic())
         self._link.send(header, frame.payload)
 
     def _reap(self) -> None:
-        while True:
+        self._reaps_on = False
+        for _ in range(REAPED_A_TURN):
             try:
                 pid, status = posix.waitpid(-1, posix.WNOHANG)
             except ChildProcessError:
@@ -279,6 +337,8 @@ class Supervisor:
                 return
             if self._repl is not None and pid == self._repl.pid:
                 self._repl_gone(self._repl, status)
+            self._files.gone(pid)
+        self._reaps_on = True
 
     def _reap_quietly(self) -> None:
         try:
@@ -294,7 +354,7 @@ class Supervisor:
                 frame = repl.receive()
                 if frame is None:
                     break
-                self._pass_on(frame)
+                self._pass_on(repl, frame)
         except (EOFError, frames.FrameError):
             pass
         for name, size in repl.unfinished_blobs():
@@ -310,8 +370,9 @@ class Supervisor:
             self._lost = True
             return
         cell.state_lost = True
+        cell.threads_ended()
         if cell.report is None:
-            cell.finish(_death_report(cell.id, status), b"")
+            cell.finish(_death_report(status, repl.fault), b"")
 
     # Cells
 
@@ -326,9 +387,8 @@ class Supervisor:
         cell.tick(now)
         if cell.report is None:
             return
-        if cell.sweep is not None and not cell.draining:
-            if not cell.sweep.step():
-                return
+        if cell.is_sweeping and not cell.step_sweep():
+            return
         if not cell.draining:
             cell.draining = True
             cell.outputs.begin_drain()
@@ -364,31 +424,27 @@ class Supervisor:
                 "errno": header.get("errno"),
                 "exit_code": header.get("exit_code"),
                 "signal": header.get("signal"),
+                "text": header.get("text") if outcome == "completed" else None,
             },
-            payload if outcome == "returned" else b"",
+            payload if outcome in ("returned", "completed") else b"",
         )
-        self._leftovers += [fd for fd in map(_detach, cell.outputs.streams) if fd >= 0]
+        self._late.add(cell.outputs)
         self._cell = None
 
     def _serve_outputs(self, ready: set[int]) -> None:
-        if self._cell is not None:
-            for stream in self._cell.outputs.readable():
-                if stream.descriptor in ready or self._cell.draining:
-                    self._cell.outputs.pump(stream)
-        for descriptor in [fd for fd in self._leftovers if fd in ready]:
-            self._discard(descriptor)
+        cell = self._cell
+        if cell is not None:
+            for stream in cell.outputs.readable():
+                if stream.descriptor in ready or cell.draining:
+                    cell.outputs.pump(stream, PIECES_A_TURN)
+        self._late.pump(ready)
 
-    def _discard(self, descriptor: int) -> None:
-        """Reads what a finished cell's processes still print, so that they are not held up."""
-        try:
-            data = posix.read(descriptor, frames.OUTPUT_CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            posix.close(descriptor)
-            self._leftovers.remove(descriptor)
+    def _serve_files(self) -> None:
+        while self._link.has_room:
+            outcome = self._files.receive()
+            if outcome is None:
+                return
+            self._link.send(outcome.header, outcome.payload)
 
     # The capture
 
@@ -397,6 +453,7 @@ class Supervisor:
         if self._cell is not None:
             self._cell.stop("interrupted", time.monotonic())
         self._capture_sweep = Sweep(())
+        self._files.close()
 
     def _start_capture(self) -> None:
         """Begins once no process is left, the REPL included, and its death is noted."""
@@ -428,12 +485,16 @@ def _is_empty(folder: str) -> bool:
         return False  # whoever may look finds out
 
 
-def _detach(stream: Stream) -> int:
-    return stream.detach()
+def _failure(message: str, reason: str = "") -> dict[str, str]:
+    given = {"message": message, "reason": reason}
+    return {name: given.get(name, "") for name in FAILURE_KEYS}
 
 
-def _death_report(cell: str, status: int) -> dict[str, Any]:
-    report: dict[str, Any] = {"type": "done", "cell": cell, "outcome": "repl_died"}
+def _death_report(status: int, fault: str) -> dict[str, Any]:
+    """Writes the report about a REPL that died, or was ended for a fault."""
+    report: dict[str, Any] = {"outcome": "repl_died"}
+    if fault:
+        report["failure"] = _failure(fault[: frames.MAX_MESSAGE])
     if posix.WIFSIGNALED(status):
         report["signal"] = posix.WTERMSIG(status)
     else:

@@ -33,6 +33,7 @@ class FrameClient:
         self._blobs: dict[str, bytearray] = {}
         self._next_id = 0
         self.gives_credit = True
+        self.displays: list[tuple[str, int, bool, dict[str, bytes]]] = []
         self.output: dict[tuple[str, str], bytearray] = {}
 
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
@@ -69,8 +70,18 @@ class FrameClient:
                 blob += frame.payload
             elif frame.type == "output":
                 self._take_output(frame)
+            elif frame.type == "display":
+                self._take_display(frame)
             else:
                 return frame
+
+    def _take_display(self, frame: Frame) -> None:
+        header = frame.header
+        data = {
+            item["media_type"]: self.content(item["content"], frame.payload)
+            for item in header["data"]
+        }
+        self.displays.append((header["cell"], header["index"], header["result"], data))
 
     def receive_output(self) -> None:
         """Waits for one frame of output; others stay for later."""
@@ -195,6 +206,8 @@ class Report:
         self.outcome: str = header["outcome"]
         self.failure: dict[str, str] = header["failure"] or {}
         self.value = client.content(header["value"], frame.payload) if header["value"] else None
+        text = client.content(header["text"], frame.payload) if header["text"] else None
+        self.text = text.decode() if text is not None else None
         self.stdout = bytes(client.output.get((header["cell"], "stdout"), b""))
         self.stderr = bytes(client.output.get((header["cell"], "stderr"), b""))
         assert header["stdout_bytes"] == len(self.stdout)

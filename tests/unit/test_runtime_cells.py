@@ -575,7 +575,7 @@ def test_a_report_is_json_of_known_keys(client: FrameClient) -> None:
     header = client.run("pass").header
     names = (
         "type cell outcome value failure stdout_bytes stderr_bytes killed background state_lost "
-        "output_cut errno exit_code signal"
+        "output_cut errno exit_code signal text"
     )
     assert sorted(header) == sorted(names.split())
     json.dumps(header)
