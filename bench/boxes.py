@@ -1,4 +1,4 @@
-"""Cells of a live box and children from a warm pool, beside the floors and their peers.
+"""Cells of a live box and children from a warm pool, beside the floors.
 
 Called by `bench.run`. A cell is measured on the stream itself (grpc.aio, as the floor is), so that
 the ratio is that of the system, not of one client library.
@@ -6,12 +6,8 @@ the ratio is that of the system, not of one client library.
 
 from __future__ import annotations
 
-import json
 import secrets
-import subprocess
-import sys
 import time
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -51,29 +47,6 @@ def one(number):
 
 with ThreadPoolExecutor(at_once) as pool:
     return list(pool.map(one, range(count)))
-"""
-
-_IPYKERNEL = """
-import time
-from jupyter_client.manager import start_new_kernel
-manager, client = start_new_kernel()
-seconds = []
-try:
-    for number in range(220):
-        begin = time.perf_counter()
-        client.execute_interactive("1+1", timeout=10, output_hook=lambda message: None)
-        if number >= 20:
-            seconds.append(time.perf_counter() - begin)
-    pid = manager.provisioner.process.pid
-    pss = 0
-    for line in open(f"/proc/{pid}/smaps_rollup"):
-        if line.startswith("Pss:"):
-            pss = int(line.split()[1]) * 1024
-finally:
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
-import json
-print(json.dumps({"seconds": seconds, "pss": pss}))
 """
 
 
@@ -116,7 +89,7 @@ class Box:
     @classmethod
     async def open(cls, channel: grpc.aio.Channel) -> Box:
         """Makes a box and attaches to it."""
-        stub: Any = InvocationServiceStub(channel)  # type: ignore[no-untyped-call]
+        stub: Any = InvocationServiceStub(channel)
         spec = invocation_pb2.InvocationSpec(interactive=invocation_pb2.InteractiveWork())
         created = await stub.CreateInvocation(
             isv.CreateInvocationRequest(request_id=secrets.token_hex(8), spec=spec)
@@ -167,24 +140,3 @@ def _spawning(running: Stack, name: str, program: str, **inputs: int) -> Figure:
             hutch.ReturnType(list[float]), program=program, max_concurrent=32, inputs=inputs
         )
     return figure(name, seconds)
-
-
-def ipykernel(build: Path) -> tuple[Figure, int] | None:
-    """The same cell in an ipykernel, through `jupyter_client`, and the kernel's idle PSS in bytes.
-
-    Returns:
-        None where it cannot be installed.
-    """
-    room = build / "ipykernel"
-    python = room / "bin" / "python"
-    if not python.exists():
-        venv.create(room, with_pip=True)
-        command = [str(python), "-m", "pip", "install", "-q", "ipykernel", "jupyter_client"]
-        if subprocess.run(command, check=False, stderr=subprocess.DEVNULL).returncode:
-            return None
-    done = subprocess.run([python, "-c", _IPYKERNEL], capture_output=True, check=False)
-    if done.returncode:
-        sys.stderr.write(done.stderr.decode("utf-8", "replace")[-2000:])
-        return None
-    found = json.loads(done.stdout)
-    return figure("ipykernel_cell", found["seconds"]), int(found["pss"])
