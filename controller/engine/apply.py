@@ -76,7 +76,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.stdout_bytes = record.stdout_bytes
             node.stderr_bytes = record.stderr_bytes
             node.checking = record.value if record.check else None
-            node.capturing = record.capture
+            node.capturing = node.capturing or record.capture
         case rec.ValueChecked():
             node.checking = None
             if node.returned_cell is not None:

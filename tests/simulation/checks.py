@@ -40,6 +40,7 @@ class Checks:
         self._world = world
         self._cells: set[CellId] = set()
         self._tools: set[ToolCallId] = set()
+        self._captures: set[InvocationId] = set()  # those asked for and not over
         self._decisions = 0
         self.most_live = 0
 
@@ -77,6 +78,10 @@ class Checks:
 
     # In the engine.
 
+    def begins(self, state: EngineState) -> None:
+        """A new controller: what was decided and not durable was never decided."""
+        self._captures = {node.invocation_id for node in state.nodes.values() if node.capturing}
+
     def decided(self, controller: Controller, records: list[rec.Record]) -> None:
         """What was decided is allowed."""
         state = controller.state
@@ -90,6 +95,12 @@ class Checks:
                     node = state.nodes[record.invocation_id]
                     gone = all(child.gone for child in state.children_of(node))
                     hold(gone, "an invocation ends before what is below it")
+                    due = record.invocation_id in self._captures
+                    hold(not due, "an invocation ends before its files are captured")
+                case rec.EndingDecided(capture=True) | rec.CellRecorded(capture=True):
+                    self._captures.add(record.invocation_id)
+                case rec.CaptureEnded() | rec.SandboxRemoved() | rec.AttemptAbandoned():
+                    self._captures.discard(record.invocation_id)
         self._decisions += bool(records)
         if records and self._decisions % SUMS_EVERY == 0:
             check_sums(state)

@@ -138,6 +138,7 @@ class Controller:
     def _recover(self) -> None:
         for record in self.world.journal.live():
             apply(self.state, record)
+        self.world.checks.begins(self.state)
         for command in recovery(self.state):
             self._issue(command)
         for link in self.links.values():

@@ -290,6 +290,18 @@ def test_the_first_cause_wins() -> None:
     assert ending_of(node) is EndingKind.CANCELLED
 
 
+def test_a_cell_that_ends_while_its_cancelled_invocation_is_captured_does_not_end_the_capture() -> (
+    None
+):
+    world = World()
+    node = world.started(world.request())
+    world.cancel(node)
+    world.cell(node, CellOutcome.INTERRUPTED)
+    assert state_of(node) is State.ENDING
+    world.captured(node)
+    assert state_of(node) is State.ENDED
+
+
 def test_deadlines_cascade_and_end_the_tree() -> None:
     world = World()
     root = world.started(world.request(program(timeout_seconds=5.0)))
