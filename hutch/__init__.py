@@ -44,7 +44,10 @@ if TYPE_CHECKING:
         ResourceExceededError,
         ResultTimeoutError,
         ReturnTypeError,
+        ToolError,
         ToolOutcomeUnknown,
+        ToolTimeoutError,
+        ToolUnreachableError,
         UnavailableError,
         ValueDecodeError,
         ValueEncodeError,
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
     from hutch.local import LocalControllerError
     from hutch.policies import RecursionLimit, ReturnType
     from hutch.records import ArtifactReference, Record
+    from hutch.tools import tool
     from hutch.types import Artifact, Ending, Event, Invocation, Spec
 
     __version__: str
@@ -103,7 +107,10 @@ __all__ = [
     "ReturnType",
     "ReturnTypeError",
     "Spec",
+    "ToolError",
     "ToolOutcomeUnknown",
+    "ToolTimeoutError",
+    "ToolUnreachableError",
     "UnavailableError",
     "ValueDecodeError",
     "ValueEncodeError",
@@ -115,6 +122,7 @@ __all__ = [
     "invoke",
     "scope",
     "spawn",
+    "tool",
 ]
 
 _HOMES = {
@@ -125,6 +133,7 @@ _HOMES = {
     "hutch.local": ("LocalControllerError",),
     "hutch.policies": ("RecursionLimit", "ReturnType"),
     "hutch.records": ("ArtifactReference", "Record"),
+    "hutch.tools": ("tool",),
     "hutch.types": ("Artifact", "Ending", "Event", "Invocation", "Spec"),
 }
 

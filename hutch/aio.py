@@ -12,9 +12,20 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from hutch import ambient, calls, channel, config, convert, local, transfer, types, values
+from hutch import (
+    ambient,
+    calls,
+    channel,
+    config,
+    convert,
+    local,
+    tool_server,
+    transfer,
+    types,
+    values,
+)
 from hutch.errors import (
     ConnectionLostError,
     FieldInvalidError,
@@ -26,6 +37,9 @@ from hutch.session import Session
 from hutch.transport import CALL_SECONDS, Transport, backoff_seconds
 from hutch.v1 import invocation_service_pb2 as pb
 from hutch.wire_errors import ending_exception
+
+if TYPE_CHECKING:
+    from hutch.client import Client
 
 Result = TypeVar("Result")
 
@@ -82,6 +96,8 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._info: types.ServerInfo | None = None
         self._uploads = transfer.Uploads()
+        self._tools = tool_server.ClientTools(self)
+        self.front: Client | AsyncClient = self  # whom the code of its tools calls
         self.closed = False
 
     @property
@@ -180,6 +196,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the session and closes the channel; once is enough, more does no harm."""
         self.closed = True
+        await self._tools.close()
         session, self._session = self._session, None
         transport, self._transport = self._transport, None
         if session is not None:
@@ -222,10 +239,12 @@ class AsyncClient:
             RequestRefused: It was refused and nothing was started.
         """
         transport = self._open()
+        spec, grants = await self._tools.bind(transport, spec)
         stored = await self._uploads.store_inputs(transport, spec.inputs)
         request = pb.CreateInvocationRequest(
             request_id=request_id or secrets.token_hex(16),
-            spec=convert.spec(spec, stored),
+            spec=convert.spec(spec, stored, grants),
+            tool_call_id=self._tools.current_call(),
             session_id=self._session.session_id if self._session else "",
             cancel_on_disconnect=cancel_on_disconnect,
         )

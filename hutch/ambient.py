@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import HutchError
@@ -52,6 +52,13 @@ def unbind(client: Client | AsyncClient) -> None:
     _bound.set(tuple(other for other in _bound.get() if other is not client))
     with _process.lock:
         _process.entered = [other for other in _process.entered if other is not client]
+
+
+def context_of(client: Client | AsyncClient) -> Context:
+    """A context in which bare calls go to this client."""
+    context = Context()
+    context.run(_bound.set, (client,))
+    return context
 
 
 def current() -> Client | AsyncClient:

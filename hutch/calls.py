@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 from hutch import ambient, types, values
 from hutch.errors import FieldInvalidError, PayloadTooLargeError
 from hutch.policies import RecursionLimit, declared, inherited
+from hutch.tool_server import Given
 
 if TYPE_CHECKING:
     from hutch.client import Handle
@@ -122,10 +123,13 @@ def make_call(
         ValueTooLargeError: An input is over a limit.
     """
     hint, contract, depth = _bind(policies, _number("spawn.max_depth", max_depth))
+    given = Given()
+    encoded = encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs, given)
     spec = types.Spec(
         program=_check_program(program, task),
         task=task,
-        inputs=encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
+        inputs=encoded,
+        tools=given.tools,
         contract=contract,
         spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
         resources=_resources(
@@ -206,11 +210,14 @@ def make_box(
     if on_disconnect not in ("detach", "cancel"):
         raise _invalid("on_disconnect", f"on_disconnect is {on_disconnect!r}: detach or cancel")
     hint, contract, depth = _bind(policies, _number("spawn.max_depth", max_depth))
+    given = Given()
+    encoded = encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs, given)
     idle = _seconds(idle_timeout_seconds, "idle_timeout")
     spec = types.Spec(
         interactive=types.Interactive(idle_timeout_seconds=idle),
         attach_stdin=bool(stdin),
-        inputs=encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs),
+        inputs=encoded,
+        tools=given.tools,
         contract=contract,
         spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
         resources=_resources(
@@ -361,7 +368,7 @@ def _mapping(inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
 
 
 def encode_inputs(
-    inputs: Mapping[str, Any], named: Mapping[str, Any]
+    inputs: Mapping[str, Any], named: Mapping[str, Any], tool: Given | None = None
 ) -> tuple[types.NamedInput, ...]:
     """Checks the names of inputs and encodes their values.
 
@@ -374,7 +381,8 @@ def encode_inputs(
     for name, value in {**inputs, **named}.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise _invalid("inputs", f"the input name {name!r} is not a Python identifier")
-        encoded.append(types.NamedInput(name=name, json=values.encode(value, root=name)))
+        data = values.encode(value, root=name, tool=tool)
+        encoded.append(types.NamedInput(name=name, json=data))
     return tuple(encoded)
 
 

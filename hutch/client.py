@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from hutch import ambient, calls, types
+from hutch import ambient, calls, tools, types
 from hutch.aio import AsyncClient
 from hutch.errors import ConnectionLostError, HutchError
 from hutch.handles import AsyncHandle
@@ -59,7 +59,8 @@ class _LoopThread:
             raise HutchError("a blocking call cannot run on the client's own event loop")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            return future.result()
+            with tools.waiting():
+                return future.result()
         except BaseException:
             if not future.done():
                 self._cancel(future)
@@ -124,6 +125,7 @@ class Client:
             connect_timeout_seconds=connect_timeout_seconds,
             retry_seconds=retry_seconds,
         )
+        self._async.front = self
         self._lock = threading.Lock()  # guards that the loop is stopped once
         self._closed = False
         self._runner = _LoopThread()

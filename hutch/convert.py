@@ -15,6 +15,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from hutch import types as t
 from hutch.errors import Failure
+from hutch.tools import Grant
 from hutch.v1 import (
     artifact_pb2,
     artifact_service_pb2,
@@ -22,6 +23,7 @@ from hutch.v1 import (
     ending_pb2,
     invocation_pb2,
     invocation_service_pb2,
+    tool_pb2,
     value_pb2,
     workspace_service_pb2,
 )
@@ -384,12 +386,31 @@ def named_value(item: t.NamedInput, stored: Mapping[str, t.Artifact]) -> value_p
     return named
 
 
-def spec(source: t.Spec, stored: Mapping[str, t.Artifact]) -> invocation_pb2.InvocationSpec:
+def tool(grant: Grant) -> tool_pb2.ToolGrant:
+    """What is told of a tool, as the wire writes it."""
+    return tool_pb2.ToolGrant(
+        tool_id=grant.tool_id,
+        name=grant.name,
+        description=grant.description,
+        signature=grant.signature,
+        methods=[
+            tool_pb2.ToolMethod(name=m.name, signature=m.signature, description=m.description)
+            for m in grant.methods
+        ],
+        delegable=grant.delegable,
+        timeout=duration(grant.timeout_ms / 1000) if grant.timeout_ms else None,
+    )
+
+
+def spec(
+    source: t.Spec, stored: Mapping[str, t.Artifact], grants: Iterable[Grant] = ()
+) -> invocation_pb2.InvocationSpec:
     """What is asked for, as the wire writes it.
 
     Args:
         source: What the caller named.
         stored: By input name, the artifacts that hold inputs too large to be sent inline.
+        grants: The tools that the inputs name.
     """
     message = invocation_pb2.InvocationSpec(
         template=source.template,
@@ -410,6 +431,7 @@ def spec(source: t.Spec, stored: Mapping[str, t.Artifact]) -> invocation_pb2.Inv
         message.program = source.program or ""
     for item in source.inputs:
         message.inputs.append(named_value(item, stored))
+    message.tools.extend(tool(grant) for grant in grants)
     if source.contract is not None:
         message.contract.schema_json = source.contract.schema_json
         message.contract.max_failures = source.contract.max_failures

@@ -16,8 +16,12 @@ from typing import Any, TypeVar
 import grpc
 
 from hutch import channel, wire_errors
-from hutch.errors import ConnectionLostError
-from hutch.v1 import artifact_service_pb2_grpc, invocation_service_pb2_grpc
+from hutch.errors import ConnectionLostError, HutchError
+from hutch.v1 import (
+    artifact_service_pb2_grpc,
+    invocation_service_pb2_grpc,
+    workspace_service_pb2_grpc,
+)
 
 Response = TypeVar("Response")
 
@@ -63,14 +67,41 @@ class Patience:
         silent = timeouts and refusal.code is grpc.StatusCode.DEADLINE_EXCEEDED
         if not refusal.may_retry and not (silent and not refusal.reason):
             raise wire_errors.exception(refusal) from error
+        await self.pause(wire_errors.exception(refusal), refusal.retry_seconds)
+
+    async def pause(self, problem: HutchError, hint: float | None = None) -> None:
+        """Waits before the next try after a problem that may pass.
+
+        Raises:
+            HutchError: The problem, when patience is at its end.
+        """
         now = asyncio.get_running_loop().time()
         if self._end is None:
             self._end = now + self._seconds
-        delay = backoff_seconds(self._attempt, refusal.retry_seconds)
+        delay = backoff_seconds(self._attempt, hint)
         if now + delay > self._end:
-            raise wire_errors.exception(refusal) from error
+            raise problem
         self._attempt += 1
         await asyncio.sleep(delay)
+
+
+class Link:
+    """A connection of its own for one long stream: what others do neither slows nor ends it.
+
+    Attributes:
+        invocations: The stub of `InvocationService`.
+        metadata: What each call must carry.
+    """
+
+    def __init__(self, target: str, metadata: tuple[tuple[str, str], ...]) -> None:
+        """A connection that is made when it is first used."""
+        self._channel = channel.open_channel(target)
+        self.metadata = metadata
+        self.invocations = invocation_service_pb2_grpc.InvocationServiceStub(self._channel)
+
+    async def close(self) -> None:
+        """Closes it."""
+        await self._channel.close()
 
 
 class Transport:
@@ -79,6 +110,7 @@ class Transport:
     Attributes:
         invocations: The stub of `InvocationService`.
         artifacts: The stub of `ArtifactService`.
+        workspaces: The stub of `WorkspaceService`.
     """
 
     def __init__(
@@ -100,6 +132,7 @@ class Transport:
         Raises:
             FieldInvalidError: The key would cross a network in clear text.
         """
+        self._target = target
         self._metadata = channel.credentials(target, api_key)
         self._channel = channel.open_channel(target)
         self._retry_seconds = retry_seconds
@@ -110,6 +143,7 @@ class Transport:
         self._long = asyncio.Semaphore(LONG_CALLS)
         self.invocations = invocation_service_pb2_grpc.InvocationServiceStub(self._channel)
         self.artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(self._channel)
+        self.workspaces = workspace_service_pb2_grpc.WorkspaceServiceStub(self._channel)
 
     @property
     def crowded(self) -> bool:
@@ -120,6 +154,11 @@ class Transport:
         """Closes the channel; what is in flight raises `ConnectionLostError`."""
         self._closed = True
         await self._channel.close()
+
+    def link(self) -> Link:
+        """A fresh connection to the same controller; the caller closes it."""
+        self._check_open()
+        return Link(self._target, self._metadata)
 
     def patience(self) -> Patience:
         """A fresh patience for one operation."""

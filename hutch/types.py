@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from hutch.errors import Failure
 
@@ -447,6 +447,14 @@ class NamedInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GivenTool:
+    """A function or object of this process, and the id by which the inputs of a spec name it."""
+
+    tool_id: str
+    target: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
     """The declared shape of the returned value: a JSON Schema (2020-12) as bytes."""
 
@@ -472,6 +480,7 @@ class Spec:
     task: str | None = None
     interactive: Interactive | None = None
     inputs: tuple[NamedInput, ...] = ()
+    tools: tuple[GivenTool, ...] = ()
     contract: Contract | None = None
     spawn: SpawnGrant = field(default_factory=SpawnGrant)
     resources: ResourceLimits = field(default_factory=ResourceLimits)

@@ -58,6 +58,61 @@ def ended(kind: str, **failure: Any) -> Finish:
     return finish
 
 
+class ToolStreams:
+    """What `ServeTools` streams said, and what they are told."""
+
+    def __init__(self) -> None:
+        self.server_ids: list[str] = []
+        self.outcomes: dict[str, pb.ToolCallOutcome] = {}
+        self._changed = asyncio.Condition()
+        self._said: asyncio.Queue[pb.ServeToolsResponse | None] | None = None
+
+    async def say(self, **message: Any) -> None:
+        """Tells the stream that is open, or the next one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._said is not None)
+            assert self._said is not None
+            self._said.put_nowait(pb.ServeToolsResponse(**message))
+
+    async def cut(self) -> None:
+        """Ends the stream that is open."""
+        async with self._changed:
+            assert self._said is not None
+            self._said.put_nowait(None)
+            self._said = None
+
+    async def outcome(self, call_id: str) -> pb.ToolCallOutcome:
+        """Waits for the outcome of a call."""
+        async with asyncio.timeout(20), self._changed:
+            await self._changed.wait_for(lambda: call_id in self.outcomes)
+        return self.outcomes[call_id]
+
+    async def serve(
+        self, requests: AsyncIterator[pb.ServeToolsRequest]
+    ) -> AsyncIterator[pb.ServeToolsResponse]:
+        """One stream."""
+        first = await anext(requests)
+        said: asyncio.Queue[pb.ServeToolsResponse | None] = asyncio.Queue()
+        async with self._changed:
+            self.server_ids.append(first.start.server_id)
+            self._said = said
+            self._changed.notify_all()
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            yield pb.ServeToolsResponse(started=pb.ToolServerStarted())
+            while (response := await said.get()) is not None:
+                yield response
+        finally:
+            reader.cancel()
+            await asyncio.wait({reader})
+
+    async def _read(self, requests: AsyncIterator[pb.ServeToolsRequest]) -> None:
+        async for request in requests:
+            async with self._changed:
+                self.outcomes[request.outcome.call_id] = request.outcome
+                self._changed.notify_all()
+
+
 class ScriptedController(
     grpc_services.InvocationServiceServicer, artifacts_grpc.ArtifactServiceServicer
 ):
@@ -79,6 +134,7 @@ class ScriptedController(
         self.metadata: list[dict[str, str | bytes]] = []
         self.cut_after = 0
         self.changed = asyncio.Condition()
+        self.tools = ToolStreams()
 
     async def _enter(self, name: str, context: Any) -> None:
         self.calls[name] += 1
@@ -149,8 +205,17 @@ class ScriptedController(
             )
             if self.finish is not None:
                 self._end(request, self.invocations[known], self.finish)
+            async with self.changed:
+                self.changed.notify_all()
         await self._leave("CreateInvocation", context)
         return pb.CreateInvocationResponse(invocation=self.invocations[known])
+
+    async def ServeTools(
+        self, request_iterator: AsyncIterator[pb.ServeToolsRequest], context: Any
+    ) -> AsyncIterator[pb.ServeToolsResponse]:
+        await self._enter("ServeTools", context)
+        async for response in self.tools.serve(request_iterator):
+            yield response
 
     async def GetInvocation(
         self, request: pb.GetInvocationRequest, context: Any
