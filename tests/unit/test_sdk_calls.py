@@ -144,7 +144,7 @@ def test_a_program_over_its_limit_is_refused_with_the_limit() -> None:
 
 def test_an_input_that_cannot_cross_names_its_path() -> None:
     with pytest.raises(ValueEncodeError) as caught:
-        make_call(program="x", rows={"a": [1, print]})
+        make_call(program="x", rows={"a": [1, iter(())]})
     assert caught.value.path == 'rows["a"][1]'
 
 
