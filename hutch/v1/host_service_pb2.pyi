@@ -639,7 +639,9 @@ class AttachSandboxResponse(_message.Message):
     FILE_OUTCOME_FIELD_NUMBER: _builtins.int
     STDIN_TAKEN_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
-    """Its place in this sandbox's events, from 1, without gaps; 0 for `attached`."""
+    """Its place in this sandbox's events, from 1, without gaps; 0 for `attached`. Consecutive output of
+    one stream may come as one event, which has the place of the last.
+    """
     @_builtins.property
     def attached(self) -> Global___SandboxAttached:
         """The stream is attached; comes first."""
@@ -738,7 +740,9 @@ class SandboxAttached(_message.Message):
     started: _builtins.bool
     """Whether this stream started the sandbox."""
     last_sequence: _builtins.int
-    """The last sequence that the host has."""
+    """The last sequence that the host has by now; 0 when no event follows, because all are known or
+    were acknowledged before.
+    """
     stdin_offset: _builtins.int
     """Up to where standard input has come."""
     @_builtins.property

@@ -50,9 +50,11 @@ class AttachedStream:
         self._fence.check(attach.owner_epoch, attach.host_generation)
         sandbox, started = self._table.attach(attach)
         place = sandbox.attach(attach.after_sequence)
+        last = sandbox.log.last_sequence
+        follows = last > max(place.after_sequence, sandbox.log.acknowledged)
         attached = pb.SandboxAttached(
             started=started,
-            last_sequence=sandbox.log.last_sequence,
+            last_sequence=last if follows else 0,
             open_call_ids=sandbox.open_calls,
             stdin_offset=sandbox.stdin_offset,
         )

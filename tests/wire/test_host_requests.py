@@ -193,3 +193,19 @@ async def test_the_health_service_answers_for_the_host() -> None:
         for service in ("", "hutch.v1.HostService"):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_a_new_owner_is_told_that_nothing_follows_what_was_acknowledged() -> None:
+    """It answers open calls once it has heard what the host had; it would wait for ever."""
+    driver = ScriptedDriver()
+    async with host(driver) as it:
+        talk, container = await started(it, driver)
+        await container.say(
+            {"type": "call", "call": "c1", "cell": "", "op": "await_child", "invocation": "inv_2"}
+        )
+        await talk.next("call")
+        await talk.acknowledge()
+        log = it.running.table._sandboxes["sbx_1"].log
+        await until(lambda: log.acknowledged == log.last_sequence)
+        greeting = await it.attach().greeting()
+        assert (greeting.last_sequence, list(greeting.open_call_ids)) == (0, ["c1"])
