@@ -403,13 +403,13 @@ class Attachment:
         if resume is None or sequence < resume.last_sequence or node is None:
             return
         self._resume = None
+        known: list[cmd.Reply] = []
         for open_id in resume.open_call_ids:
             call_id = CallId(open_id)
             if call_id in self._answered:
                 self.reply(self._answered[call_id])
             elif call_id in node.calls:
-                for reply in answer(self._services.loop.state, node, call_id):
-                    self.reply(reply)
+                known.extend(answer(self._services.loop.state, node, call_id))
             else:
                 failure = Failure(
                     reason="STORE_UNAVAILABLE", message="the answer was lost; ask again"
@@ -422,6 +422,15 @@ class Attachment:
                         failure=failure,
                     )
                 )
+        if known:
+            self._services.nursery.start(self._reply_durably(known), name="reply-again")
+
+    async def _reply_durably(self, replies: list[cmd.Reply]) -> None:
+        """Gives answers that the engine has, once the journal has them too."""
+        with contextlib.suppress(Refused):  # the journal failed, and the controller ends
+            await self._services.loop.settled()
+            for reply in replies:
+                self.reply(reply)
 
     async def _call(self, call: hs.SandboxCall) -> asyncio.Future[None] | None:
         await self._room.wait()

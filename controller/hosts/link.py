@@ -86,6 +86,7 @@ class HostLink:
         self.host_id = HostId(host.host_id)
         self.host_generation = host.host_generation
         sandboxes = tuple(SandboxId(item.sandbox_id) for item in held.sandboxes)
+        await self._destroy_strays(sandboxes)  # or they would hold slots that the engine gives out
         await self._services.loop.post(
             ev.HostJoined(
                 host_id=self.host_id,
@@ -98,7 +99,6 @@ class HostLink:
         self.problem = ""
         self.connected.set()
         self.joined.set()
-        self._services.nursery.start(self._destroy_strays(sandboxes), name="destroy-strays")
 
     async def _destroy_strays(self, sandboxes: tuple[SandboxId, ...]) -> None:
         """Ends the sandboxes that no live invocation has."""
