@@ -12,7 +12,7 @@ import secrets
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from hutch import (
     ambient,
@@ -37,9 +37,6 @@ from hutch.session import Session
 from hutch.transport import CALL_SECONDS, Transport, backoff_seconds
 from hutch.v1 import invocation_service_pb2 as pb
 from hutch.wire_errors import ending_exception
-
-if TYPE_CHECKING:
-    from hutch.client import Client
 
 Result = TypeVar("Result")
 
@@ -96,8 +93,7 @@ class AsyncClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._info: types.ServerInfo | None = None
         self._uploads = transfer.Uploads()
-        self._tools = tool_server.ClientTools(self)
-        self.front: Client | AsyncClient = self  # whom the code of its tools calls
+        self.tools = tool_server.ClientTools(self)
         self.closed = False
 
     @property
@@ -196,7 +192,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the session and closes the channel; once is enough, more does no harm."""
         self.closed = True
-        await self._tools.close()
+        await self.tools.close()
         session, self._session = self._session, None
         transport, self._transport = self._transport, None
         if session is not None:
@@ -239,12 +235,12 @@ class AsyncClient:
             RequestRefused: It was refused and nothing was started.
         """
         transport = self._open()
-        spec, grants = await self._tools.bind(transport, spec)
+        spec, grants = await self.tools.bind(transport, spec)
         stored = await self._uploads.store_inputs(transport, spec.inputs)
         request = pb.CreateInvocationRequest(
             request_id=request_id or secrets.token_hex(16),
             spec=convert.spec(spec, stored, grants),
-            tool_call_id=self._tools.current_call(),
+            tool_call_id=self.tools.current_call(),
             session_id=self._session.session_id if self._session else "",
             cancel_on_disconnect=cancel_on_disconnect,
         )

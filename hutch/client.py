@@ -125,7 +125,7 @@ class Client:
             connect_timeout_seconds=connect_timeout_seconds,
             retry_seconds=retry_seconds,
         )
-        self._async.front = self
+        self._async.tools.front = self
         self._lock = threading.Lock()  # guards that the loop is stopped once
         self._closed = False
         self._runner = _LoopThread()

@@ -59,11 +59,17 @@ class Given:
 
 
 class ClientTools:
-    """The tools of one client; its server is started with the first of them."""
+    """The tools of one client; its server is started with the first of them.
+
+    Attributes:
+        front: The client that bare calls of a tool's code go to: a blocking one, where there is
+            one before the asynchronous.
+    """
 
     def __init__(self, client: AsyncClient) -> None:
         """Nothing is opened yet."""
         self._client = client
+        self.front: Client | AsyncClient = client
         self._server: ToolServer | None = None
 
     async def bind(
@@ -77,11 +83,11 @@ class ClientTools:
         if not spec.tools:
             return spec, []
         if self._server is None:
-            self._server = ToolServer(transport, self._client.front)
+            self._server = ToolServer(transport, self.front)
         server = self._server
         await server.ready()
         # A blocking client's loop is no user's: coroutines of tools then have one of their own.
-        is_users = self._client.front is self._client
+        is_users = self.front is self._client
         loop = asyncio.get_running_loop() if is_users else None
         inputs, grants = list(spec.inputs), []
         for item in spec.tools:
