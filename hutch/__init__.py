@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hutch.aio import AsyncClient
+    from hutch.aio_boxes import AsyncBox, AsyncCell
+    from hutch.boxes import Box, Cell
     from hutch.calls import ainvoke, aspawn, invoke, scope, spawn
+    from hutch.cells import CellResult
     from hutch.client import Client, Handle, connect
     from hutch.errors import (
         BudgetExhaustedError,
@@ -65,12 +68,17 @@ if TYPE_CHECKING:
 __all__ = [
     "Artifact",
     "ArtifactReference",
+    "AsyncBox",
+    "AsyncCell",
     "AsyncClient",
     "AsyncHandle",
+    "Box",
     "BudgetExhaustedError",
+    "Cell",
     "CellBusyError",
     "CellFailed",
     "CellNotFoundError",
+    "CellResult",
     "Client",
     "ConnectionLostError",
     "CredentialInvalidError",
@@ -127,6 +135,9 @@ __all__ = [
 
 _HOMES = {
     "hutch.aio": ("AsyncClient",),
+    "hutch.aio_boxes": ("AsyncBox", "AsyncCell"),
+    "hutch.boxes": ("Box", "Cell"),
+    "hutch.cells": ("CellResult",),
     "hutch.handles": ("AsyncHandle",),
     "hutch.calls": ("ainvoke", "aspawn", "invoke", "scope", "spawn"),
     "hutch.client": ("Client", "Handle", "connect"),

@@ -21,17 +21,15 @@ from hutch import (
     config,
     convert,
     local,
+    starting,
     tool_server,
     transfer,
     types,
     values,
+    workspace,
 )
-from hutch.errors import (
-    ConnectionLostError,
-    FieldInvalidError,
-    HutchError,
-    UnavailableError,
-)
+from hutch.aio_boxes import AsyncBox
+from hutch.errors import ConnectionLostError, FieldInvalidError, UnavailableError
 from hutch.handles import AsyncHandle
 from hutch.session import Session
 from hutch.transport import CALL_SECONDS, Transport, backoff_seconds
@@ -43,7 +41,6 @@ Result = TypeVar("Result")
 _WAIT_SECONDS = 50.0
 _CROWDED_WAIT_SECONDS = 5.0
 _CANCEL_SECONDS = 120.0
-_ABANDON_SECONDS = 15.0
 _LOCAL_CONNECT_SECONDS = 90.0
 
 
@@ -94,6 +91,7 @@ class AsyncClient:
         self._info: types.ServerInfo | None = None
         self._uploads = transfer.Uploads()
         self.tools = tool_server.ClientTools(self)
+        self.boxes: set[AsyncBox] = set()  # those that are open
         self.closed = False
 
     @property
@@ -192,6 +190,8 @@ class AsyncClient:
     async def close(self) -> None:
         """Ends the session and closes the channel; once is enough, more does no harm."""
         self.closed = True
+        for box in list(self.boxes):
+            await box.detach()
         await self.tools.close()
         session, self._session = self._session, None
         transport, self._transport = self._transport, None
@@ -364,6 +364,7 @@ class AsyncClient:
         offset: int = 0,
         max_bytes: int = 0,
         follow: bool = False,
+        cell_id: str = "",
     ) -> AsyncIterator[types.OutputChunk]:
         """Yields what an invocation printed, from any byte.
 
@@ -373,6 +374,7 @@ class AsyncClient:
             offset: The first byte wanted.
             max_bytes: At most so many; 0 means all.
             follow: Whether to go on as more is printed, until it has ended.
+            cell_id: Only this cell of a box, with what its threads and processes print later.
         """
         transport = self._open()
         position = offset
@@ -384,6 +386,7 @@ class AsyncClient:
                 offset=position,
                 max_bytes=max(0, max_bytes - (position - offset)) if max_bytes else 0,
                 follow=follow,
+                cell_id=cell_id,
             )
 
         attempt = 0
@@ -466,48 +469,98 @@ class AsyncClient:
     async def run(self, call: calls.Call) -> Any:
         """Runs a call to its end; interrupted, it cancels what it started."""
         bound = call.cancel_on_disconnect
-        handle = await self._create(call, bound=True if bound is None else bound)
+        created = await starting.create(self, call.spec, bound=True if bound is None else bound)
+        handle = AsyncHandle(self, created.invocation_id, call.hint)
         try:
             return await handle.result()
         except asyncio.CancelledError:
-            await self._abandon(handle)
+            await starting.abandon(self, handle.id)
             raise
 
     async def start(self, call: calls.Call) -> AsyncHandle:
         """Starts a call."""
         bound = call.cancel_on_disconnect
-        return await self._create(call, bound=self.is_local if bound is None else bound)
-
-    async def _create(self, call: calls.Call, *, bound: bool) -> AsyncHandle:
-        """Creates; interrupted meanwhile, it learns what became of it and cancels that."""
-        work = asyncio.create_task(
-            self.create_invocation(call.spec, cancel_on_disconnect=bound), name="hutch-create"
+        created = await starting.create(
+            self, call.spec, bound=self.is_local if bound is None else bound
         )
-        try:
-            created = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            if work.cancelled():
-                raise
-            settled = await self._settle(work)
-            if settled is not None:
-                await self._abandon(AsyncHandle(self, settled.invocation_id, call.hint))
-            raise
         return AsyncHandle(self, created.invocation_id, call.hint)
 
-    async def _settle(self, work: asyncio.Task[types.Invocation]) -> types.Invocation | None:
-        try:
-            async with asyncio.timeout(_ABANDON_SECONDS):
-                return await work
-        except (TimeoutError, HutchError):
-            return None  # its session ends with this client
+    # --- boxes ---------------------------------------------------------------------------------
 
-    async def _abandon(self, handle: AsyncHandle) -> None:
-        """Nobody will ever read this invocation's result: ends it, within bounds."""
-        try:
-            async with asyncio.timeout(_ABANDON_SECONDS):
-                await self.cancel_invocation(handle.id)
-        except (TimeoutError, HutchError):
-            return  # the controller is gone or slow; the interruption matters more
+    @calls.same_method(calls.make_box)
+    def sandbox(self, *policies: Any, **options: Any) -> AsyncBox:
+        """A box: `async with client.sandbox() as box: await box.run("x = 1")`; see `make_box`."""
+        return AsyncBox(self, calls.make_box(*policies, **options), ours=True)
+
+    async def attach(
+        self, invocation_id: str, *, on_disconnect: calls.OnDisconnect = "detach"
+    ) -> AsyncBox:
+        """Comes back to a box that runs. Leaving its block leaves the box alone.
+
+        Raises:
+            NotFoundError: There is no such invocation.
+            FieldInvalidError: It is no box.
+            InvocationFailed: It has ended; `.ending` says how.
+        """
+        call = calls.BoxCall(spec=types.Spec(), on_disconnect=on_disconnect)
+        return await AsyncBox(self, call, invocation_id, ours=False).open()
+
+    async def write_stdin(
+        self, invocation_id: str, data: bytes, *, offset: int, close: bool = False
+    ) -> int:
+        """Gives at most 1 MiB to the code's standard input, once the sandbox has room for it.
+
+        Args:
+            invocation_id: Its id.
+            data: The bytes; those that were given before are dropped.
+            offset: Where they begin, counted over the whole standard input.
+            close: Whether nothing follows.
+
+        Returns:
+            Where the next bytes begin.
+        """
+        transport = self._open()
+        request = pb.WriteStdinRequest(
+            invocation_id=invocation_id, offset=offset, data=data, close=close
+        )
+        answer = await transport.call(
+            transport.invocations.WriteStdin, lambda: request, seconds=None, long=True
+        )
+        return answer.offset
+
+    async def read_file(
+        self, invocation_id: str, path: str, *, offset: int = 0, max_bytes: int = 0
+    ) -> AsyncIterator[bytes]:
+        """Yields a file of a live sandbox; a cut transfer resumes, and its digest is checked."""
+        async for piece in workspace.read(
+            self._open(), invocation_id, path, offset=offset, max_bytes=max_bytes
+        ):
+            yield piece
+
+    async def write_file(
+        self,
+        invocation_id: str,
+        path: str,
+        content: workspace.Content,
+        *,
+        executable: bool = False,
+    ) -> types.WorkspaceFile:
+        """Makes a file in a live sandbox, or replaces one; it appears whole or not at all."""
+        return await workspace.write(
+            self._open(), invocation_id, path, content, executable=executable
+        )
+
+    async def list_files(
+        self, invocation_id: str, path: str = "", *, page_size: int = 0, page_token: str = ""
+    ) -> types.WorkspacePage:
+        """Lists a folder of a live sandbox, sorted by name."""
+        return await workspace.listing(self._open(), invocation_id, path, page_size, page_token)
+
+    async def stat_file(self, invocation_id: str, path: str) -> types.WorkspaceFile:
+        """Looks at one file or folder of a live sandbox."""
+        return await workspace.stat(self._open(), invocation_id, path)
+
+    # --- values --------------------------------------------------------------------------------
 
     async def value_of(self, invocation: types.Invocation, hint: Any = calls.NoHint) -> Any:
         """Turns an ended invocation into its value, fetched where it is stored as an artifact.
@@ -527,9 +580,8 @@ class AsyncClient:
 
     async def value_json(self, invocation: types.Invocation) -> bytes:
         """The JSON bytes of an invocation's value; `null` when it has none."""
-        found = invocation.value
-        if found is None:
-            return b"null"
-        if found.json is not None:
-            return found.json
-        return await transfer.fetch(self._open(), found)
+        return b"null" if invocation.value is None else await self.value_bytes(invocation.value)
+
+    async def value_bytes(self, value: types.Value) -> bytes:
+        """The JSON bytes of a value, fetched where it is stored as an artifact."""
+        return value.json if value.json is not None else await transfer.fetch(self._open(), value)

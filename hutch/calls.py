@@ -136,7 +136,7 @@ def make_call(
             memory_limit_bytes, pids_limit, cpu_limit_millis, tmpfs_limit_bytes, open_files_limit
         ),
         output=_output(output_view_bytes, output_limit_bytes),
-        timeout_seconds=_seconds(timeout_seconds),
+        timeout_seconds=seconds(timeout_seconds),
         template=_text("template", template),
         driver=_text("driver", driver),
         artifact_patterns=_patterns(artifact_patterns),
@@ -208,11 +208,11 @@ def make_box(
         ValueTooLargeError: An input is over a limit.
     """
     if on_disconnect not in ("detach", "cancel"):
-        raise _invalid("on_disconnect", f"on_disconnect is {on_disconnect!r}: detach or cancel")
+        raise invalid("on_disconnect", f"on_disconnect is {on_disconnect!r}: detach or cancel")
     hint, contract, depth = _bind(policies, _number("spawn.max_depth", max_depth))
     given = Given()
     encoded = encode_inputs({**_scope.get(), **_mapping(inputs)}, named_inputs, given)
-    idle = _seconds(idle_timeout_seconds, "idle_timeout")
+    idle = seconds(idle_timeout_seconds, "idle_timeout")
     spec = types.Spec(
         interactive=types.Interactive(idle_timeout_seconds=idle),
         attach_stdin=bool(stdin),
@@ -224,7 +224,7 @@ def make_box(
             memory_limit_bytes, pids_limit, cpu_limit_millis, tmpfs_limit_bytes, open_files_limit
         ),
         output=_output(output_view_bytes, output_limit_bytes),
-        timeout_seconds=_seconds(timeout_seconds),
+        timeout_seconds=seconds(timeout_seconds),
         template=_text("template", template),
         driver=_text("driver", driver),
         artifact_patterns=_patterns(artifact_patterns),
@@ -268,33 +268,39 @@ def _output(view: int | None, limit: int | None) -> types.OutputLimits:
     )
 
 
-def _invalid(field: str, message: str) -> FieldInvalidError:
+def invalid(field: str, message: str) -> FieldInvalidError:
+    """The error of a field that is no good."""
     return FieldInvalidError(message, "FIELD_INVALID", {"field": field})
 
 
 def _number(field: str, value: int | None) -> int | None:
     if value is not None and (type(value) is not int or not 0 <= value < 2**63):
-        raise _invalid(field, f"{field} is {value!r}; a whole number from 0 is needed")
+        raise invalid(field, f"{field} is {value!r}; a whole number from 0 is needed")
     return value
 
 
-def _seconds(value: float | None, field: str = "timeout") -> float | None:
+def seconds(value: float | None, field: str = "timeout") -> float | None:
+    """A span as it was given, checked.
+
+    Raises:
+        FieldInvalidError: It is no number above 0.
+    """
     if value is not None and (
         isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 10**9
     ):
-        raise _invalid(field, f"{field}_seconds is {value!r}; it must be above 0")
+        raise invalid(field, f"{field}_seconds is {value!r}; it must be above 0")
     return value
 
 
 def _text(field: str, value: str) -> str:
     if not isinstance(value, str):
-        raise _invalid(field, f"{field} is a {type(value).__name__}, not a text")
+        raise invalid(field, f"{field} is a {type(value).__name__}, not a text")
     return value
 
 
 def _patterns(value: Sequence[str]) -> tuple[str, ...]:
     if isinstance(value, str):
-        raise _invalid("artifact_patterns", "artifact_patterns is one text; give a list of them")
+        raise invalid("artifact_patterns", "artifact_patterns is one text; give a list of them")
     return tuple(_text("artifact_patterns", item) for item in value)
 
 
@@ -310,10 +316,10 @@ def _dedent(source: str) -> str:
 
 def _check_program(program: str | None, task: str | None) -> str | None:
     if (program is None) == (task is None):
-        raise _invalid("work", "give exactly one of program= and task=")
+        raise invalid("work", "give exactly one of program= and task=")
     for name, text in (("program", program), ("task", task)):
         if text is not None and not isinstance(text, str):
-            raise _invalid(name, f"{name} is a {type(text).__name__}, not a text")
+            raise invalid(name, f"{name} is a {type(text).__name__}, not a text")
     return None if program is None else check_source(program, "program")
 
 
@@ -328,7 +334,7 @@ def check_source(source: str, field: str) -> str:
     try:
         size = len(source.encode())
     except UnicodeEncodeError as error:
-        raise _invalid(field, f"the {field} is no valid text: {error}") from error
+        raise invalid(field, f"the {field} is no valid text: {error}") from error
     if size > PROGRAM_LIMIT_BYTES:
         raise PayloadTooLargeError(
             f"the {field} has {size} bytes; the limit is {PROGRAM_LIMIT_BYTES}",
@@ -351,7 +357,7 @@ def _bind(
             continue
         wanted = declared(policy)
         if contract is not None:
-            raise _invalid("contract", "two return types are given; one call has one")
+            raise invalid("contract", "two return types are given; one call has one")
         from hutch import returns
 
         hint = wanted.hint
@@ -363,7 +369,7 @@ def _bind(
 
 def _mapping(inputs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if inputs is not None and not isinstance(inputs, Mapping):
-        raise _invalid("inputs", f"inputs is a {type(inputs).__name__}, not a dict of named values")
+        raise invalid("inputs", f"inputs is a {type(inputs).__name__}, not a dict of named values")
     return inputs or {}
 
 
@@ -380,9 +386,8 @@ def encode_inputs(
     encoded = []
     for name, value in {**inputs, **named}.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise _invalid("inputs", f"the input name {name!r} is not a Python identifier")
-        data = values.encode(value, root=name, tool=tool)
-        encoded.append(types.NamedInput(name=name, json=data))
+            raise invalid("inputs", f"the input name {name!r} is not a Python identifier")
+        encoded.append(types.NamedInput(name=name, json=values.encode(value, root=name, tool=tool)))
     return tuple(encoded)
 
 

@@ -14,8 +14,11 @@ from typing import Any, Self, TypeVar
 
 from hutch import ambient, calls, tools, types
 from hutch.aio import AsyncClient
+from hutch.aio_boxes import AsyncBox
+from hutch.boxes import Box
 from hutch.errors import ConnectionLostError, HutchError
 from hutch.handles import AsyncHandle
+from hutch.workspace import Content
 
 Result = TypeVar("Result")
 
@@ -260,17 +263,74 @@ class Client:
         offset: int = 0,
         max_bytes: int = 0,
         follow: bool = False,
+        cell_id: str = "",
     ) -> Iterator[types.OutputChunk]:
         """As `AsyncClient.read_output`."""
         return self._iterate(
             self._async.read_output(
-                invocation_id, stream, offset=offset, max_bytes=max_bytes, follow=follow
+                invocation_id,
+                stream,
+                offset=offset,
+                max_bytes=max_bytes,
+                follow=follow,
+                cell_id=cell_id,
             )
         )
 
     def cancel_invocation(self, invocation_id: str) -> types.Invocation:
         """As `AsyncClient.cancel_invocation`."""
         return self._wait(self._async.cancel_invocation(invocation_id))
+
+    # --- boxes ---------------------------------------------------------------------------------
+
+    @calls.same_method(calls.make_box)
+    def sandbox(self, *policies: Any, **options: Any) -> Box:
+        """A box: `with client.sandbox() as box: box.run("x = 1")`; see `make_box`."""
+        call = calls.make_box(*policies, **options)
+        return self._wait(self._box(call, ""))
+
+    def attach(self, invocation_id: str, *, on_disconnect: calls.OnDisconnect = "detach") -> Box:
+        """Comes back to a box that runs; see `AsyncClient.attach`."""
+        call = calls.BoxCall(spec=types.Spec(), on_disconnect=on_disconnect)
+        return self._wait(self._box(call, invocation_id)).open()
+
+    async def _box(self, call: calls.BoxCall, invocation_id: str) -> Box:
+        box = AsyncBox(self._async, call, invocation_id, ours=not invocation_id)
+        return Box(self, box)
+
+    def write_stdin(
+        self, invocation_id: str, data: bytes, *, offset: int, close: bool = False
+    ) -> int:
+        """As `AsyncClient.write_stdin`."""
+        return self._wait(self._async.write_stdin(invocation_id, data, offset=offset, close=close))
+
+    def read_file(
+        self, invocation_id: str, path: str, *, offset: int = 0, max_bytes: int = 0
+    ) -> Iterator[bytes]:
+        """As `AsyncClient.read_file`."""
+        return self._iterate(
+            self._async.read_file(invocation_id, path, offset=offset, max_bytes=max_bytes)
+        )
+
+    def write_file(
+        self, invocation_id: str, path: str, content: Content, *, executable: bool = False
+    ) -> types.WorkspaceFile:
+        """As `AsyncClient.write_file`."""
+        return self._wait(
+            self._async.write_file(invocation_id, path, content, executable=executable)
+        )
+
+    def list_files(
+        self, invocation_id: str, path: str = "", *, page_size: int = 0, page_token: str = ""
+    ) -> types.WorkspacePage:
+        """As `AsyncClient.list_files`."""
+        return self._wait(
+            self._async.list_files(invocation_id, path, page_size=page_size, page_token=page_token)
+        )
+
+    def stat_file(self, invocation_id: str, path: str) -> types.WorkspaceFile:
+        """As `AsyncClient.stat_file`."""
+        return self._wait(self._async.stat_file(invocation_id, path))
 
     # --- artifacts -----------------------------------------------------------------------------
 

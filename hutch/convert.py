@@ -307,6 +307,15 @@ def cell(message: cell_pb2.Cell) -> t.Cell:
     )
 
 
+def box_status(message: invocation_service_pb2.BoxAttached) -> t.BoxStatus:
+    """A box as it stands, from the wire."""
+    return t.BoxStatus(
+        invocation=invocation(message.invocation),
+        running_cell_id=message.running_cell_id,
+        waiting_cell_ids=tuple(message.waiting_cell_ids),
+    )
+
+
 def cell_output(message: invocation_service_pb2.CellOutput) -> t.CellOutput:
     """Printed bytes from the wire."""
     stderr = message.stream == invocation_service_pb2.OUTPUT_STREAM_STDERR

@@ -327,6 +327,15 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoxStatus:
+    """A box as it stood when its stream was attached."""
+
+    invocation: Invocation
+    running_cell_id: str = ""
+    waiting_cell_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CellOutput:
     """Some bytes that a cell printed, exactly as its code wrote them, and where they begin."""
 
