@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import hutch
-from tests.support.stack import Stack
+from tests.support.stack import Stack, stack
 
 
 def test_a_child_calls_a_function_of_its_parent_which_runs_there(client: hutch.Client) -> None:
@@ -232,3 +232,55 @@ def test_a_controller_that_dies_while_a_tool_runs_learns_the_outcome_once(
         gate.set()
         assert handle.result(60) == 3
     assert runs == [3]
+
+
+def test_when_the_client_is_gone_open_calls_are_unknown_and_new_ones_unreachable() -> None:
+    began, gate = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        began.set()
+        gate.wait(60)
+
+    program = (
+        "import hutch\n"
+        "try:\n"
+        "    hold()\n"
+        "except hutch.ToolOutcomeUnknown:\n"
+        "    pass\n"
+        "try:\n"
+        "    hold()\n"
+        "except hutch.ToolUnreachableError as gone:\n"
+        "    return gone.reason\n"
+    )
+    with stack(config="session_grace_seconds = 0.3\n") as found:
+        with hutch.connect(found.target) as owner:
+            call_id = owner.spawn(program=program, hold=hold, cancel_on_disconnect=False).id
+            assert began.wait(60)
+        try:
+            with hutch.connect(found.target) as other:
+                ended = other.wait_invocation(call_id, 60)
+                assert ended.value is not None
+                assert ended.value.json == b'"TOOL_UNREACHABLE"'
+        finally:
+            gate.set()
+
+
+def test_calls_of_a_cut_stream_go_on(own_stack: Stack) -> None:
+    """A call that comes while no controller is there is made once there is one again."""
+    seen: list[int] = []
+    gate = threading.Event()
+
+    def note(number: int) -> int:
+        seen.append(number)
+        if number == 0:
+            gate.set()
+        return number
+
+    program = "return [note(n) for n in range(50)]"
+    with hutch.connect(own_stack.target) as client:
+        handle = client.spawn(program=program, note=note)
+        assert gate.wait(60)
+        own_stack.kill_controller()
+        own_stack.start_controller()
+        assert handle.result(60) == list(range(50))
+    assert seen == list(range(50))
