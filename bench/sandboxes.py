@@ -37,6 +37,8 @@ _CELL = {
     "max_depth": 1,
     "timeout_ms": 0,
     "output_limit": _MIB,
+    "tools": [],
+    "stdin": False,
 }
 _CAPTURE = {"type": "capture", "patterns": ["artifacts/**"], "max_files": 256, "max_bytes": _MIB}
 

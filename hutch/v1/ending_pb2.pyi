@@ -369,7 +369,9 @@ class Evidence(_message.Message):
     detail: _builtins.str
     """The host's own words on what it saw, at most 2,000 characters."""
     disk_full_hits: _builtins.int
-    """How often an allocation failed because a tmpfs of the sandbox was full, where it can be counted."""
+    """How many of the sandbox's writable file systems were full when it was measured: no room for
+    64 KiB more, or for one file more.
+    """
     @_builtins.property
     def cpu_time(self) -> _duration_pb2.Duration:
         """CPU time of all the sandbox's processes."""

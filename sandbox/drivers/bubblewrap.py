@@ -296,6 +296,7 @@ class BubblewrapDriver:
             uids=slot.uids if slot else frozenset(),
             mark=f"{self._mark}{sandbox_id}/",
             gate=gate,
+            tmpfs=tmpfs,
             enforcement=self._stated(tmpfs, limits),
             on_gone=lambda: self._forget(sandbox_id, slot),
         )

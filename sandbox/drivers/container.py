@@ -1,7 +1,7 @@
 """One sandbox of the bubblewrap driver: its measurements, and its end with proof.
 
-Made by the bubblewrap driver; calls `procfs` and the sandbox's cgroup. Outside there are two
-processes of interest: bwrap itself, a child of the host, and the supervisor, which is the first
+Made by the bubblewrap driver; calls `procfs`, `disks` and the sandbox's cgroup. Outside there are
+two processes of interest: bwrap itself, a child of the host, and the supervisor, which is the first
 process of the sandbox's pid namespace: when that one ends, the kernel ends all others of it before
 anyone can see it as ended.
 """
@@ -15,7 +15,8 @@ import re
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from sandbox.drivers import procfs
+from sandbox.drivers import disks, procfs
+from sandbox.drivers.arguments import WRITABLE
 from sandbox.drivers.cgroups import Counters
 from sandbox.drivers.driver import Enforcement, Measurement
 
@@ -82,6 +83,7 @@ class BubblewrapContainer:
         uids: frozenset[int],
         mark: str,
         gate: Gate | None,
+        tmpfs: int,
         enforcement: Sequence[Enforcement],
         on_gone: Callable[[], None],
     ) -> None:
@@ -91,6 +93,7 @@ class BubblewrapContainer:
         self._uids = uids
         self._mark = mark
         self._gate = gate
+        self._tmpfs = tmpfs
         self._enforcement = tuple(enforcement)
         self._on_gone = on_gone
         self._destroying = asyncio.Lock()  # one pass at a time; a second one finds nothing to do
@@ -122,7 +125,7 @@ class BubblewrapContainer:
 
     async def measure(self) -> Measurement:
         """Measures now."""
-        return self._final or self._measurement(self._child.return_code)
+        return self._final or self._measurement(self._child.return_code, full=self._count_full())
 
     async def wait(self) -> Measurement:
         """Waits until the supervisor has exited."""
@@ -139,13 +142,14 @@ class BubblewrapContainer:
             if self._final is None:
                 code = self._child.return_code  # an end that is ours is no evidence
                 before = self._group.counters() if self._group else Counters()
+                full = self._count_full()
                 # First what is inside, so that bwrap reaps the supervisor and ends by itself;
                 # ended together, a zombie would be left to whoever adopts orphans.
                 if await asyncio.to_thread(self._end_inner) or not await self._ended():
                     self._child.kill()
                 await asyncio.to_thread(self._end)
                 await self._child.wait()
-                final = self._measurement(code, before)
+                final = self._measurement(code, before, full=full)
                 await asyncio.to_thread(self._remove_group)
                 if self._gate is not None:
                     self._gate.close()
@@ -163,7 +167,14 @@ class BubblewrapContainer:
             return False
         return True
 
-    def _measurement(self, code: int | None, before: Counters | None = None) -> Measurement:
+    def _count_full(self) -> int | None:
+        if self._child.return_code is not None:
+            return None
+        return disks.count_full(self._child.pid, WRITABLE, self._tmpfs)
+
+    def _measurement(
+        self, code: int | None, before: Counters | None = None, *, full: int | None
+    ) -> Measurement:
         counters = self._group.counters() if self._group else Counters()
         if counters == Counters() and before is not None:
             counters = before
@@ -178,6 +189,7 @@ class BubblewrapContainer:
             oom_kill_count=counters.oom_kill_count,
             memory_peak_bytes=counters.memory_peak_bytes,
             pids_limit_hits=counters.pids_limit_hits,
+            disk_full_hits=full,
             cpu_seconds=counters.cpu_seconds,
             detail=self._child.diagnostics,
         )

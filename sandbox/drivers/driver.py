@@ -79,6 +79,7 @@ class Measurement:
     oom_kill_count: int | None = None
     memory_peak_bytes: int | None = None
     pids_limit_hits: int | None = None
+    disk_full_hits: int | None = None  # how many writable file systems are full at this moment
     cpu_seconds: float | None = None
     detail: str = ""
 

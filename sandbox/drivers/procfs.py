@@ -98,6 +98,12 @@ def children(parent: int) -> list[int]:
     ]
 
 
+def direct_children(parent: int) -> list[int]:
+    """The children of a process with one thread, without a look at all processes; empty also where
+    the kernel does not keep the list."""
+    return [int(word) for word in read(parent, f"task/{parent}/children").split()]
+
+
 def namespace_pids(pid: int) -> list[int]:
     """The ids of a process in each pid namespace from this process's own to its innermost."""
     for line in read(pid, "status").splitlines():

@@ -69,6 +69,7 @@ def measured(
         oom_kill_count=measurement.oom_kill_count,
         memory_peak_bytes=measurement.memory_peak_bytes,
         pids_limit_hits=measurement.pids_limit_hits,
+        disk_full_hits=measurement.disk_full_hits,
         wall_time=duration(wall_seconds),
         enforcement=enforcement(held),
         detail=measurement.detail[:MAX_DETAIL],
@@ -79,4 +80,6 @@ def measured(
         result.limit, result.limit_value = "memory", limits.memory_limit_bytes
     elif measurement.pids_limit_hits:
         result.limit, result.limit_value = "pids", limits.pids_limit
+    elif measurement.disk_full_hits:
+        result.limit, result.limit_value = "tmpfs", limits.tmpfs_limit_bytes
     return result

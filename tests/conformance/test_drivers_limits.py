@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import textwrap
 
 import pytest
@@ -44,11 +45,46 @@ async def test_a_full_disk_does_not_kill_the_sandbox(subject: Subject) -> None:
         print(1)
         """)
     )
-    assert ran.outcome == "completed"
+    assert ran.outcome == "completed", ran
     assert (await speaker.run("print(2)")).last == 2
-    assert (await container.measure()).oom_kill_count == 0
+    measured = await container.measure()
+    assert (measured.oom_kill_count, measured.disk_full_hits) == (0, 3)
     entry = next(entry for entry in container.enforcement if entry.limit == "tmpfs")
     assert "bytes each" in entry.mechanism
+
+
+async def test_a_file_system_is_full_only_while_it_is(subject: Subject) -> None:
+    subject.needs_container()
+    container, speaker = await subject.start(tmpfs_limit_bytes=4 << 20)
+    assert (await container.measure()).disk_full_hits == 0
+    fill = (
+        "with open('/tmp/big', 'wb', buffering=0) as file:\n    while True: file.write(bytes(99))"
+    )
+    ran = await speaker.run(fill)
+    assert (ran.outcome, ran.done["errno"]) == ("errored", errno.ENOSPC)
+    assert (await container.measure()).disk_full_hits == 1
+    await speaker.run("import os; os.unlink('/tmp/big')")
+    assert (await container.measure()).disk_full_hits == 0
+
+
+async def test_case_s19_files_without_end_are_held_by_the_memory_limit(subject: Subject) -> None:
+    """bwrap mounts a tmpfs without a limit of inodes; the kernel charges each to the cgroup."""
+    subject.needs_container()
+    if subject.level("memory") is not Level.SANDBOX:
+        pytest.skip("no cgroup holds the memory limit here")
+    container, speaker = await subject.start(memory_limit_bytes=96 << 20, tmpfs_limit_bytes=1 << 20)
+    try:
+        await speaker.run(
+            "import os\nnumber = 0\nwhile True:\n"
+            "    os.close(os.open(f'/tmp/{number}', os.O_CREAT))\n    number += 1\n"
+        )
+    except EOFError:
+        async with asyncio.timeout(GUARD_SECONDS):
+            await container.wait()
+    measured = await container.measure()
+    assert measured.oom_kill_count or measured.disk_full_hits
+    assert measured.memory_peak_bytes is not None
+    assert measured.memory_peak_bytes <= 96 << 20
 
 
 async def test_a_memory_limit_without_room_is_refused(subject: Subject) -> None:
@@ -89,7 +125,26 @@ async def test_memory_beyond_the_limit_is_counted_or_a_memory_error(subject: Sub
     assert measured.memory_peak_bytes <= 128 << 20
 
 
-async def test_a_fork_bomb_is_bounded_and_ends(subject: Subject) -> None:
+async def test_case_43_a_child_killed_for_memory_is_counted_and_the_repl_lives(
+    subject: Subject,
+) -> None:
+    if subject.level("memory") is not Level.SANDBOX:
+        pytest.skip("no cgroup holds the memory limit here")
+    container, speaker = await subject.start(
+        memory_limit_bytes=128 << 20, tmpfs_limit_bytes=1 << 20
+    )
+    await speaker.run("kept = 5")
+    ran = await speaker.run(
+        "import subprocess, sys\n"
+        "print(subprocess.run([sys.executable, '-c', 'b\"x\" * 10**10']).returncode)\n"
+        "print(subprocess.run([sys.executable, '-c', 'b\"x\" * 2**28']).returncode)\n"
+    )
+    assert (ran.outcome, ran.last) == ("completed", -9)
+    assert (await container.measure()).oom_kill_count
+    assert (await speaker.run("print(kept)")).last == 5
+
+
+async def test_case_42_a_fork_bomb_is_bounded_and_ends(subject: Subject) -> None:
     if subject.level("pids") is not Level.SANDBOX:
         pytest.skip(f"{subject.driver.name} does not hold the number of processes here")
     container, speaker = await subject.start(pids_limit=32)
@@ -185,7 +240,7 @@ async def test_open_files_are_bounded(subject: Subject) -> None:
     assert ran.last == [True, True]
 
 
-async def test_the_cpu_count_inside_is_the_limit(subject: Subject) -> None:
+async def test_case_42_the_cpu_count_inside_is_the_limit(subject: Subject) -> None:
     subject.needs_container()
     _, speaker = await subject.start(cpu_limit_millis=1000)
     assert (await speaker.run("import os; print(os.cpu_count())")).last == 1
@@ -207,4 +262,4 @@ async def test_cpu_time_is_held_and_measured(subject: Subject) -> None:
     assert before is not None
     assert after is not None
     assert 0.01 < after - before < 0.8
-    assert ran.outcome == "completed"
+    assert ran.outcome == "completed", ran

@@ -93,6 +93,8 @@ class Speaker:
             "max_depth": 1,
             "timeout_ms": 0,
             "output_limit": 1 << 20,
+            "tools": [],
+            "stdin": False,
         }
         await self.send(header, source)
         return cell
