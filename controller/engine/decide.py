@@ -335,14 +335,12 @@ def _host_joined(draft: Draft, event: ev.HostJoined) -> None:
         capacity=event.capacity,
         statements=event.statements,
     )
-    known = set(event.live_sandboxes)
     for node in list(draft.state.nodes.values()):
         slot = node.slot
-        if slot is None or slot.host_id != event.host_id or node.sandbox_id in known:
+        if slot is None or slot.host_id != event.host_id:
             continue
-        same = slot.host_generation == event.host_generation
-        if same and node.state is State.STARTING and node.ending is None:
-            continue  # the host has never heard of it, so it can be started by the same id
+        if slot.host_generation == event.host_generation:
+            continue  # the sandbox's own stream tells what became of it, or starts it
         _lost_with_host(draft, node, "the host restarted and its sandboxes ended with it")
     _fit(draft, event.more_expected)
 

@@ -282,7 +282,6 @@ class HostJoined:
     host_generation: int
     capacity: int
     statements: tuple[Statement, ...]
-    live_sandboxes: tuple[SandboxId, ...]
     more_expected: bool = False  # since the start others have neither told nor been given up
 
 

@@ -93,7 +93,6 @@ class HostLink:
                 host_generation=host.host_generation,
                 capacity=host.capacity,
                 statements=tuple(_statement(item) for item in host.drivers),
-                live_sandboxes=sandboxes,
             )
         )
         self.problem = ""

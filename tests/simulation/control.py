@@ -111,7 +111,6 @@ class Link:
                     host_generation=generation,
                     capacity=host.capacity,
                     statements=(),
-                    live_sandboxes=tuple(held),
                     more_expected=controller.expects_more(),
                 ),
             )

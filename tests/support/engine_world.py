@@ -6,7 +6,6 @@ Used by the engine's unit tests. What it journals can be folded again, as recove
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 
 from controller.config import ControllerConfig
 from controller.core.ids import (
@@ -14,7 +13,6 @@ from controller.core.ids import (
     CallId,
     HostId,
     InvocationId,
-    SandboxId,
     SessionId,
 )
 from controller.core.model import (
@@ -60,7 +58,6 @@ class World:
         capacity: int,
         *,
         generation: int = 1,
-        live: Iterable[SandboxId] = (),
         statements: tuple[Statement, ...] = (),
     ) -> list[rec.Record]:
         return self.post(
@@ -69,7 +66,6 @@ class World:
                 host_generation=generation,
                 capacity=capacity,
                 statements=statements,
-                live_sandboxes=tuple(live),
             )
         )
 

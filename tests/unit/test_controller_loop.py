@@ -64,7 +64,6 @@ async def running() -> AsyncIterator[tuple[Loop, GatedJournal, Recorder]]:
             host_generation=1,
             capacity=16,
             statements=(),
-            live_sandboxes=(),
         )
     )
     try:

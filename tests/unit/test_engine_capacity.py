@@ -61,7 +61,7 @@ def test_when_capacity_falls_the_youngest_trees_end() -> None:
     world = World(capacity=8)
     old = world.started(world.request(depth(4)))  # type: ignore[arg-type]
     young = world.started(world.request(depth(4)))  # type: ignore[arg-type]
-    world.join(4, live=[old.sandbox_id, young.sandbox_id])
+    world.join(4)
     assert old.ending is None
     assert young.ending is not None
     assert young.ending.kind is EndingKind.CAPACITY_LOST

@@ -365,8 +365,13 @@ def test_case_d8_a_host_that_comes_back_in_a_new_generation_has_lost_its_sandbox
 def test_a_host_that_comes_back_with_its_sandboxes_has_lost_nothing() -> None:
     world = World()
     node = world.started(world.request())
-    world.join(16, live=[node.sandbox_id])
+    cancelled = world.request()  # its start may be on the way to the host
+    world.cancel(cancelled)
+    world.join(16)
     assert node.ending is None
+    assert cancelled.slot is not None
+    world.gone(cancelled)
+    assert cancelled.slot is None
 
 
 def test_a_lost_host_ends_what_ran_there_and_never_runs_it_again_elsewhere() -> None:

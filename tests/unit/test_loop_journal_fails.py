@@ -79,7 +79,6 @@ async def world() -> AsyncIterator[_World]:
                 host_generation=1,
                 capacity=16,
                 statements=(),
-                live_sandboxes=(),
             )
         )
         yield found
