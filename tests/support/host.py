@@ -276,12 +276,26 @@ class Conversation:
         return event.attached
 
     async def next(self, kind: str) -> Any:
-        """The next event, which must be of that kind and follow the one before without a gap."""
+        """The next event, of that kind, which must follow the one before without a gap; output
+        may be several events in one, which has the sequence of the last."""
         event = await self._read()
         assert event.WhichOneof("event") == kind, event
-        assert event.sequence == self.last_sequence + 1
+        if kind == "output":
+            assert event.sequence > self.last_sequence
+        else:
+            assert event.sequence == self.last_sequence + 1
         self.last_sequence = event.sequence
         return getattr(event, kind)
+
+    async def printed(self, size: int, offset: int = 0) -> bytes:
+        """The next so many bytes of one stream, without a gap."""
+        data = b""
+        while len(data) < size:
+            chunk = await self.next("output")
+            assert chunk.offset == offset + len(data)
+            data += chunk.data
+        assert len(data) == size
+        return data
 
     async def acknowledge(self, sequence: int | None = None) -> None:
         """Acknowledges all that was read, or up to a sequence."""
