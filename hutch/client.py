@@ -62,7 +62,7 @@ class _LoopThread:
             raise HutchError("a blocking call cannot run on the client's own event loop")
         future = asyncio.run_coroutine_threadsafe(work, self.loop)
         try:
-            with tools.waiting():
+            with tools.Waiting():
                 return future.result()
         except BaseException:
             if not future.done():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 import sys
 
-from . import errors, policies, records, tools, values
+from . import errors, policies, records, values
 from .channel import Place
 from .handles import Artifact, Artifacts, AsyncChild, Child, wait
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from contextvars import Token
     from typing import Any
 
+    from . import tools
     from .channel import Channel, Pending
-    from .serving import Server
 
 MAX_TIMEOUT_SECONDS = 10**9
 TOOLS_A_PROCESS = 100_000
@@ -65,7 +65,6 @@ class Guest:
         self._scope: ContextVar[dict[str, Any]] = ContextVar("hutch_scope")
         self._granted: dict[str, tools.Tool | tools.ToolObject] = {}
         self._owner: tools.Owner | None = None
-        self._server: Server | None = None
         self.artifacts = Artifacts(channel)
 
     def describe(
@@ -73,6 +72,8 @@ class Guest:
     ) -> None:
         """Notes which invocation this is, as `current()` tells, and which tools it may call."""
         self._current = Current(invocation_id, depth, max_depth)
+        if granted:
+            from . import tools
         for header in granted:
             if header["tool"] not in self._granted:
                 grant = tools.Grant.from_header(header)
@@ -132,23 +133,24 @@ class Guest:
         self, given: Sequence[Any], options: dict[str, Any], *, detached: bool, loop: Any = None
     ) -> tuple[Pending, Any]:
         request = _Request(given, options, self._scope.get({}))
-        giving = tools.Giving(self._own_tools(), loop)
-        header, contents = request.to_frame(detached, giving)
-        if giving.grants and self._server is None:
-            self._serve()
+        header, contents = request.to_frame(detached, _Giving(self, loop))
         return self._channel.call(header, contents), request.hint
 
-    def _own_tools(self) -> tools.Owner:
+    def own_tools(self) -> tools.Owner:
+        """Returns the tools of this code; they are served from the first time on."""
         if self._owner is None:
+            from . import tools
+
             # A REPL in the place of one that died must not answer for the tools of that one.
             first = posix.getpid() % MAX_PIDS * TOOLS_A_PROCESS + 1
             self._owner = tools.Owner(self._current.invocation_id, first)
+            self._serve(self._owner)
         return self._owner
 
-    def _serve(self) -> None:
+    def _serve(self, owner: tools.Owner) -> None:
         from .serving import Server
 
-        server = Server(self._own_tools(), self._send_outcome, artifact=self._artifact)
+        server = Server(owner, self._send_outcome, artifact=self._artifact)
 
         def on_tool(header: dict[str, Any], contents: list[bytes]) -> None:
             if header["type"] == "tool_cancel":
@@ -156,7 +158,6 @@ class Guest:
             else:
                 server.call(header["call"], header["tool"], header["method"], contents[0])
 
-        self._server = server
         self._channel.on_tool = on_tool
 
     def _send_outcome(
@@ -191,6 +192,8 @@ class Guest:
 
     def _tool(self, tool_id: str) -> tools.Tool | tools.ToolObject:
         if tool_id not in self._granted:
+            from . import tools
+
             self._granted[tool_id] = tools.stand_in(self, tools.Grant(tool_id))
         return self._granted[tool_id]
 
@@ -259,6 +262,29 @@ async def wait_answered(pending: Pending) -> None:
     await here.wait()
 
 
+class _Giving:
+    """The tools that one request gives; what serves them is loaded with the first."""
+
+    __slots__ = ("_giving", "_guest", "_loop")
+
+    def __init__(self, guest: Guest, loop: Any) -> None:
+        self._guest = guest
+        self._loop = loop
+        self._giving: tools.Giving | None = None
+
+    def __call__(self, given: Any) -> str:
+        if self._giving is None:
+            from . import tools
+
+            self._giving = tools.Giving(self._guest.own_tools(), self._loop)
+        return self._giving(given)
+
+    def headers(self) -> list[dict[str, Any]]:
+        """Returns what a frame says of them."""
+        grants = {} if self._giving is None else self._giving.grants
+        return [grant.to_header() for grant in grants.values()]
+
+
 class _Request:
     """The arguments of one call, checked."""
 
@@ -310,7 +336,7 @@ class _Request:
             wanted = policies.declared(policy)
             self.hint, self._max_failures = wanted.hint, wanted.max_failures
 
-    def to_frame(self, detached: bool, giving: tools.Giving) -> tuple[dict[str, Any], list[bytes]]:
+    def to_frame(self, detached: bool, giving: _Giving) -> tuple[dict[str, Any], list[bytes]]:
         """Returns the call's header and the contents that its places name."""
         contents: list[bytes] = []
 
@@ -344,7 +370,7 @@ class _Request:
             "contract": contract,
             "spawn": self._grants,
             "resources": self._resources,
-            "tools": [grant.to_header() for grant in giving.grants.values()],
+            "tools": giving.headers(),
             **self._plain,
         }
         return header, contents
@@ -436,6 +462,15 @@ def _check_names(inputs: Mapping[str, Any]) -> None:
             raise invalid("inputs", f"the input name {name!r} is not a Python identifier")
 
 
+def _load(name: str) -> Any:
+    """Loads what few programs need when it is first used (PEP 562)."""
+    if name != "tool":
+        raise AttributeError(f"module 'hutch' has no attribute {name!r}")
+    from . import tools
+
+    return tools.tool
+
+
 def install(channel: Channel) -> Guest:
     """Makes `import hutch` give the functions of a new guest."""
     guest = Guest(channel)
@@ -447,7 +482,6 @@ def install(channel: Channel) -> Guest:
         "aspawn": guest.aspawn,
         "scope": guest.scope,
         "current": guest.current,
-        "tool": tools.tool,
         "artifacts": guest.artifacts,
         "ReturnType": policies.ReturnType,
         "RecursionLimit": policies.RecursionLimit,
@@ -460,7 +494,7 @@ def install(channel: Channel) -> Guest:
     for name in dir(errors):
         if isinstance(getattr(errors, name), type):
             public[name] = getattr(errors, name)
-    module.__dict__.update(public, __all__=sorted(public))
+    module.__dict__.update(public, __all__=sorted([*public, "tool"]), __getattr__=_load)
     sys.modules["hutch"] = module
     sys.modules["hutch.errors"] = errors
     return guest

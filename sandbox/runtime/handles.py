@@ -7,8 +7,9 @@ may be done with it is decided by the controller.
 from __future__ import annotations
 
 import posix
+import sys
 
-from . import errors, frames, tools, values
+from . import errors, frames, values
 from .channel import Place
 
 TYPE_CHECKING = False
@@ -24,7 +25,11 @@ MAX_OUTPUT_BYTES = 65_536
 
 def wait(pending: Pending, timeout_seconds: float | None = None) -> bool:
     """Waits for an answer; a tool that waits takes no other tool's place meanwhile."""
-    with tools.waiting():
+    if f"{__package__}.serving" not in sys.modules:
+        return pending.wait(timeout_seconds)  # no tools are served
+    from . import tools
+
+    with tools.Waiting():
         return pending.wait(timeout_seconds)
 
 

@@ -8,7 +8,6 @@ crosses: its owner keeps it and gives an id; whoever is granted it has a stand-i
 from __future__ import annotations
 
 import _thread
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 from . import signatures, values
@@ -16,7 +15,7 @@ from .errors import FieldInvalidError, ValueDecodeError, ValueEncodeError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any, Protocol
 
     class Port(Protocol):
@@ -51,17 +50,20 @@ MAX_TIMEOUT_SECONDS = 3_600
 current: ContextVar[Serving | None] = ContextVar("hutch_tool_call", default=None)
 
 
-@contextmanager
-def waiting() -> Iterator[None]:
+class Waiting:
     """Surrounds a wait for others: a tool that waits takes no other tool's place meanwhile."""
-    call = current.get()
-    if call is None or not call.step_aside():
-        yield
-        return
-    try:
-        yield
-    finally:
-        call.step_back()
+
+    __slots__ = ("_call",)
+
+    def __enter__(self) -> None:
+        """Frees the place of the call that this thread serves, if it serves one."""
+        call = current.get()
+        self._call = call if call is not None and call.step_aside() else None
+
+    def __exit__(self, *details: object) -> None:
+        """Takes it again."""
+        if self._call is not None:
+            self._call.step_back()
 
 
 class Method:
