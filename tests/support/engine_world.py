@@ -14,6 +14,7 @@ from controller.core.ids import (
     HostId,
     InvocationId,
     SessionId,
+    TenantId,
 )
 from controller.core.model import (
     Cause,
@@ -83,13 +84,14 @@ class World:
         request_id: str = "",
         session_id: str = "",
         cancel_on_disconnect: bool = False,
+        tenant_id: TenantId = LOCAL_TENANT,
     ) -> Node:
         number = next(self._ids)
         invocation_id = InvocationId(f"inv_{number}")
         request_id = request_id or f"request-{number}"
         self.post(
             ev.InvocationRequested(
-                tenant_id=LOCAL_TENANT,
+                tenant_id=tenant_id,
                 invocation_id=invocation_id,
                 spec=spec or program(),
                 request_id=request_id,
@@ -98,7 +100,7 @@ class World:
                 cancel_on_disconnect=cancel_on_disconnect,
             )
         )
-        return self.state.nodes[self.state.requests[(LOCAL_TENANT, request_id)][1]]
+        return self.state.nodes[self.state.requests[(tenant_id, request_id)][1]]
 
     def spawn(
         self, parent: Node, spec: InvocationSpec | None = None, *, detached: bool = False
