@@ -149,7 +149,7 @@ class Runner:
 
             fill_linecache(linecache, self._sources)
             failure = failures.describe(error, class_name(error), cell, self._own_folder)
-            raised = cell is not None and failures.left_by_raise(error, cell)
+            raised = cell is not None and failures.left_by_raise(error, cell, self._namespace)
         except BaseException as problem:  # the class is the code's own, and memory may be short
             failure = errors.Failure(
                 type_name=class_name(error),

@@ -27,6 +27,47 @@ FUNCTIONS = (_ast.FunctionDef, _ast.AsyncFunctionDef)
 END = "\0hutch: the cell ran to its end"
 
 
+class Raise:
+    """One top-level `raise X(...)`.
+
+    Attributes:
+        first, last: its lines.
+        caught: what the handlers around it catch, as trees; None stands for everything. The
+            language leaves no trace of a bare `raise`, so what one of them catches has not left
+            the cell by this statement, whatever its handler does.
+    """
+
+    __slots__ = ("caught", "first", "last")
+
+    def __init__(self, first: int, last: int, caught: list[Any]) -> None:
+        """Holds the parts."""
+        self.first = first
+        self.last = last
+        self.caught = caught
+
+    def is_caught(self, error: BaseException, namespace: dict[str, Any]) -> bool:
+        """Tells whether a handler around it catches an exception."""
+        return any(node is None or _catches(node, error, namespace) for node in self.caught)
+
+
+def _catches(node: Any, error: BaseException, namespace: dict[str, Any]) -> bool:
+    if isinstance(node, _ast.Tuple):
+        return any(_catches(item, error, namespace) for item in node.elts)
+    try:
+        return isinstance(error, _look_up(node, namespace))
+    except BaseException:  # what cannot be told without running code of the cell again
+        return True
+
+
+def _look_up(node: Any, namespace: dict[str, Any]) -> Any:
+    if isinstance(node, _ast.Name):
+        builtins = namespace["__builtins__"].__dict__
+        return namespace[node.id] if node.id in namespace else builtins[node.id]
+    if isinstance(node, _ast.Attribute):
+        return getattr(_look_up(node.value, namespace), node.attr)
+    raise LookupError
+
+
 class Cell:
     """A compiled cell.
 
@@ -34,7 +75,7 @@ class Cell:
         body: its code, to be evaluated in the namespace; with `is_async` it gives a coroutine.
         shown: the code of a trailing expression, or None.
         is_function: whether `body` gives the cell's value, or `(END, shown)` when it ran to an end.
-        raises: the first and last lines of every top-level `raise X(...)` that is final.
+        raises: every top-level `raise X(...)`.
     """
 
     __slots__ = ("body", "is_async", "is_function", "raises", "shown")
@@ -45,7 +86,7 @@ class Cell:
         shown: CodeType | None,
         is_async: bool,
         is_function: bool,
-        raises: list[tuple[int, int]],
+        raises: list[Raise],
     ) -> None:
         """Holds the parts."""
         self.body = body
@@ -71,7 +112,7 @@ def compile_cell(source: str, filename: str) -> Cell:
     tree: Any = compile(source, filename, "exec", ONLY_TREE, dont_inherit=True)
     found = list(_scope(tree.body))
     is_async = any(_is_await(node) for node in found)
-    raises = _final_raises(found)
+    raises = _new_raises(found)
     if any(isinstance(node, _ast.Return) for node in found):
         body = _compile_function(tree, found, source, filename, is_async)
         return Cell(body, None, is_async, True, raises)
@@ -111,23 +152,20 @@ def _compile_function(
     return code.replace(co_flags=code.co_flags & ~OPTIMIZED_NEW_LOCALS, co_firstlineno=1)
 
 
-def _final_raises(found: list[Any]) -> list[tuple[int, int]]:
-    """Returns the places of every `raise X(...)` that no handler of the cell can raise again.
-
-    A bare `raise` leaves no trace in the traceback, so a handler that has one counts as if it
-    caught whatever is raised in its block.
-    """
-    caught = set()
-    for node in found:
-        for handler in getattr(node, "handlers", ()):
-            if any(isinstance(n, _ast.Raise) and n.exc is None for n in _scope(handler.body)):
-                caught |= {id(inner) for inner in _scope(node.body)}
+def _new_raises(found: list[Any]) -> list[Raise]:
+    """Returns every `raise X(...)` of the cell's scope, with the handlers around it."""
+    raises = [
+        node for node in found if isinstance(node, _ast.Raise) and isinstance(node.exc, _ast.Call)
+    ]
+    around: dict[int, list[Any]] = {id(node): [] for node in raises}
+    for node in found:  # outer blocks before the inner ones
+        handlers: list[Any] = getattr(node, "handlers", [])
+        for inner in _scope(node.body) if handlers else ():
+            if id(inner) in around:
+                around[id(inner)] = [*handlers, *around[id(inner)]]
     return [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in found
-        if isinstance(node, _ast.Raise)
-        and isinstance(node.exc, _ast.Call)
-        and id(node) not in caught
+        Raise(node.lineno, node.end_lineno or node.lineno, [h.type for h in around[id(node)]])
+        for node in raises
     ]
 
 

@@ -45,7 +45,7 @@ def describe(
     return failure.to_dict()
 
 
-def left_by_raise(error: BaseException, cell: Cell) -> bool:
+def left_by_raise(error: BaseException, cell: Cell, namespace: dict[str, Any]) -> bool:
     """Tells whether the exception is one that a top-level `raise X(...)` made and nobody caught.
 
     Its traceback then ends in the cell's own frame, at an instruction that raises, in the lines of
@@ -54,7 +54,8 @@ def left_by_raise(error: BaseException, cell: Cell) -> bool:
     place = _cell_entry(error.__traceback__, cell)
     if place is None or place.tb_next is not None:
         return False
-    if not any(first <= place.tb_lineno <= last for first, last in cell.raises):
+    here = [raising for raising in cell.raises if raising.first <= place.tb_lineno <= raising.last]
+    if not here or all(raising.is_caught(error, namespace) for raising in here):
         return False
     import opcode
 
@@ -84,9 +85,10 @@ def _text(error: BaseException) -> str:
 def _traceback(error: BaseException, type_name: str, cell: Cell | None, own_folder: str) -> str:
     import traceback
 
-    start = _cell_entry(error.__traceback__, cell) if cell is not None else None
+    # Outside the cell's own frame fails what shows its value, and what compiles it.
+    start = _cell_entry(error.__traceback__, cell) or error.__traceback__
     try:
-        report = traceback.TracebackException(type(error), error, start or None)
+        report = traceback.TracebackException(type(error), error, start)
         _drop_own_frames(report, own_folder, set())
         return "".join(report.format())
     except BaseException:  # as above

@@ -145,7 +145,7 @@ class Repl:
         if self._shows is None:
             from . import history, shows
 
-            self._shows = shows.install(self._channel)
+            self._shows = shows.install(self._channel, self._threads)
             self._history = self._namespace["__history__"] = history.History()
         self._guest.describe(
             header["invocation"], header["depth"], header["max_depth"], header["tools"]

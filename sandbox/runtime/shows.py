@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .channel import Channel
+    from .threads import Threads
 
 MAX_TEXT_BYTES = 64 * 1024
 MAX_DISPLAYS = 256
@@ -34,9 +35,9 @@ FORMS = (
 BINARY = ("image/png", "image/jpeg")
 
 
-def install(channel: Channel) -> Shows:
+def install(channel: Channel, threads: Threads) -> Shows:
     """Gives the code its `display`."""
-    shows = Shows(channel)
+    shows = Shows(channel, threads)
     builtins: Any = sys.modules["builtins"]
     builtins.display = sys.modules["hutch"].display = shows.display  # type: ignore[attr-defined]
     return shows
@@ -45,9 +46,10 @@ def install(channel: Channel) -> Shows:
 class Shows:
     """What the running cell has shown."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, threads: Threads) -> None:
         """Shows over a channel; no cell runs yet."""
         self._channel = channel
+        self._threads = threads
         self._guard = _thread.allocate_lock()  # of the fields below: any thread may show something
         self._cell = ""
         self._count = 0
@@ -112,8 +114,10 @@ class Shows:
         forms = forms[:MAX_FORMS]
         size = sum(len(content) for _, content in forms)
         with self._guard:
-            if not self._cell or not self._channel.is_own:
-                raise errors.HutchError("nothing can be shown: the cell has ended, or is a fork's")
+            if not self._cell or not self._threads.is_of_this_cell():
+                raise errors.HutchError("nothing can be shown: the cell has ended")
+            if not self._channel.is_own:
+                raise errors.HutchError("nothing can be shown by a forked process")
             if self._count >= MAX_DISPLAYS:
                 raise errors.HutchError(f"a cell shows at most {MAX_DISPLAYS} things")
             if size > self._room:

@@ -152,6 +152,11 @@ class Threads:
         member = self._members.get(_thread.get_ident())
         return None if member is None else self._streams[member.cell].pair[kind]
 
+    def is_of_this_cell(self) -> bool:
+        """Tells whether the calling thread belongs to the cell that runs, or ran last."""
+        member = self._members.get(_thread.get_ident())
+        return member is None or member.cell == self._cell
+
     # Starting
 
     def _wrap(self, starter: Any) -> Any:
