@@ -27,6 +27,7 @@ ENTRY_BYTES = 120  # of an entry, beside its name
 PROBLEMS = {
     "ENOENT": "not_found",
     "ENOTDIR": "not_a_folder",
+    "EEXIST": "not_a_folder",  # where a folder was to be made
     "EISDIR": "not_a_file",
     "EACCES": "denied",
     "EPERM": "denied",

@@ -95,3 +95,77 @@ def test_a_result_that_nobody_asked_for_ends_the_repl(client: FrameClient) -> No
         "import time\ntime.sleep(60)"
     )
     assert report.outcome == "repl_died"
+
+
+# Standard input
+
+
+def feed(client: FrameClient, offset: int, data: bytes, *, close: bool = False) -> None:
+    client.send({"type": "stdin", "offset": offset, "close": close}, data)
+
+
+def taken(client: FrameClient) -> int:
+    return int(client.expect("stdin_taken").header["offset"])
+
+
+def test_case_13_attached_input_is_read_over_many_cells(client: FrameClient) -> None:
+    cell = client.start("x = input('name? ')\nprint(x)", stdin=True)
+    client.expect("started")
+    feed(client, 0, "né\nsecond\nthird\n".encode())
+    assert taken(client) == 17
+    assert client.finish(cell).stdout == "name? né\n".encode()
+    report = client.run("import sys\nprint(sys.stdin.readline())", stdin=True)
+    assert report.stdout == b"second\n\n"
+    assert client.run("input()").failure["type_name"] == "EOFError"
+    assert client.run("print(sys.stdin.read() == '')").stdout == b"True\n"
+    assert client.run("print(input())", stdin=True).stdout == b"third\n"
+    feed(client, 17, b"last", close=True)
+    assert taken(client) == 21
+    report = client.run("import subprocess\nsubprocess.run(['cat'])\ninput()", stdin=True)
+    assert report.stdout == b"last"
+    assert report.failure["type_name"] == "EOFError"
+
+
+def test_input_that_nobody_reads_waits_and_outlives_a_repl(client: FrameClient) -> None:
+    feed(client, 0, b"a" * 65_536)
+    assert taken(client) == 65_536
+    feed(client, 65_536, b"b" * 65_535 + b"\n")
+    assert client.run("import os; os._exit(1)", stdin=True).outcome == "repl_died"
+    cell = client.start("len(input())", stdin=True, mode="interactive")
+    client.expect("started")
+    while taken(client) < 131_072:
+        pass
+    assert client.finish(cell).text == "131071"
+
+
+def test_an_interrupt_ends_a_cell_that_waits_for_input(client: FrameClient) -> None:
+    cell = client.start("x = 1\ninput('on')", stdin=True)
+    client.wait_output(cell, b"on")
+    client.send({"type": "interrupt", "cell": cell})
+    report = client.finish(cell)
+    assert (report.outcome, report.header["state_lost"]) == ("interrupted", False)
+    feed(client, 0, b"later\n")
+    taken(client)
+    assert client.run("print(x, input())", stdin=True).stdout == b"1 later\n"
+
+
+def test_case_38_a_child_that_writes_before_it_reads(client: FrameClient) -> None:
+    size = 1024 * 1024
+    cell = client.start(
+        "import subprocess, sys\nsubprocess.run([sys.executable, '-c', '''\n"
+        f"import sys\nsys.stdout.write('o' * {size}); sys.stdout.flush()\n"
+        f"print(len(sys.stdin.read({size})))'''])",
+        stdin=True,
+    )
+    sent = done = 0
+    while done < size:
+        while sent < size and sent - done < 4 * 65_536:
+            feed(client, sent, b"i" * 65_536)
+            sent += 65_536
+        frame = client.receive()
+        if frame.type == "stdin_taken":
+            done = frame.header["offset"]
+        else:
+            assert frame.type == "started"
+    report = client.finish(cell)
+    assert report.stdout == b"o" * size + f"{size}\n".encode()

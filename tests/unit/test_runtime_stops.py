@@ -127,7 +127,7 @@ def test_an_interrupt_before_the_code_began_stops_it(client: FrameClient) -> Non
 def test_interrupts_at_any_moment_harm_no_other_cell(client: FrameClient) -> None:
     client.run("x = 0")
     for number in range(40):
-        cell = client.start("x += 1\nfor i in range(%d): pass" % (number * 200))
+        cell = client.start(f"x += 1\nfor i in range({number * 200}): pass")
         interrupt(client, cell)
         interrupt(client, cell)
         client.finish(cell)
@@ -184,7 +184,13 @@ def test_a_cell_that_a_dead_repl_was_sent_half_of_is_not_run(client: FrameClient
     code = client.part(b"print('ran')")
     cell = client.run("os.write(w, b'x'); import time; time.sleep(60)")
     assert cell.outcome == "repl_died"
-    header = {"type": "cell", "cell": "half", "code": code, "inputs": [], "mode": "program"}
+    header: dict[str, object] = {
+        "type": "cell",
+        "cell": "half",
+        "code": code,
+        "inputs": [],
+        "mode": "program",
+    }
     header |= {"invocation": "inv_test", "depth": 1, "max_depth": 1, "timeout_ms": 0}
     client.send({**header, "output_limit": 0, "tools": [], "stdin": False})
     report = client.finish("half")
