@@ -1,0 +1,91 @@
+"""Bounded views of what an invocation did, for its client and for its parent's code."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+import pytest
+
+import hutch
+from hutch.v1 import invocation_service_pb2 as pb
+from hutch.v1.invocation_service_pb2_grpc import InvocationServiceStub
+from tests.support.stack import Stack
+
+MANY = "from hutch import artifacts\nfor number in range(12):\n    artifacts.save(b'x', f'{number}.txt')\nreturn 1"
+WIDE = "from hutch import artifacts\nartifacts.save(b'x', 'é' * 100 + '.txt')\nreturn 1"
+
+
+@pytest.fixture
+def stub(shared_stack: Stack) -> Any:
+    with grpc.insecure_channel(shared_stack.target) as channel:
+        yield InvocationServiceStub(channel)
+
+
+def test_case_d16_the_last_events_come_with_a_cursor_that_walks_the_rest(
+    client: hutch.Client, stub: Any
+) -> None:
+    handle = client.spawn(program=MANY)
+    handle.result()
+    whole = [event.sequence for event in client.watch_invocation(handle.id)]
+    assert len(whole) > 15
+    request = pb.ListEventsRequest(invocation_id=handle.id, max_events=5)
+    page = stub.ListEvents(request)
+    assert [item.sequence for item in page.events] == whole[-5:]
+    assert page.truncated
+    walked = list(page.events)
+    while page.truncated:
+        request.before_sequence = page.before_sequence
+        page = stub.ListEvents(request)
+        assert len(page.events) <= 5
+        walked = [*page.events, *walked]
+    assert [item.sequence for item in walked] == whole
+    assert walked[-1].kind == "ended"
+    assert json.loads(walked[-1].text)["ending"]["kind"] == "ENDING_KIND_RETURNED"
+
+
+def test_case_d16_a_long_event_is_cut_at_a_character_and_marked(
+    client: hutch.Client, stub: Any
+) -> None:
+    handle = client.spawn(program=WIDE)
+    handle.result()
+    for limit in range(60, 70):
+        request = pb.ListEventsRequest(invocation_id=handle.id, max_bytes=limit)
+        shown = [
+            item for item in stub.ListEvents(request).events if item.kind == "artifact_published"
+        ]
+        (event,) = shown
+        assert event.truncated
+        assert len(event.text.encode()) in (limit, limit - 1)
+        assert event.total_bytes > 200
+        assert "�" not in event.text
+
+
+def test_case_d16_a_parent_sees_its_childs_events_and_nobody_elses(client: hutch.Client) -> None:
+    program = """
+import hutch
+
+child = spawn(program=many)
+child.result()
+view = child.events(max_events=3)
+kinds = [item["kind"] for item in view["events"]]
+earlier = child.events(max_events=3, before_sequence=view["before_sequence"])
+try:
+    type(child)(child._channel, "inv_" + "0" * 32, None).events()
+except hutch.RequestRefused as refused:
+    reason = refused.reason
+return kinds, view["truncated"], len(earlier["events"]), reason
+"""
+    kinds, truncated, earlier, reason = client.invoke(program=program, many=MANY)
+    assert kinds[-1] == "ended"
+    assert (truncated, earlier, reason) == (True, 3, "INVOCATION_NOT_FOUND")
+
+
+@pytest.mark.parametrize("field", ["max_events", "max_bytes"])
+def test_more_than_a_view_may_hold_is_refused(client: hutch.Client, stub: Any, field: str) -> None:
+    handle = client.spawn(program="return 1")
+    handle.result()
+    with pytest.raises(grpc.RpcError) as caught:
+        stub.ListEvents(pb.ListEventsRequest(invocation_id=handle.id, **{field: 100_000}))
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
