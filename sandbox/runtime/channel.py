@@ -15,7 +15,7 @@ import posix
 import sys
 
 # Not by its name at the call: `threads` puts one of its own there, for the code's threads.
-from _thread import start_new_thread
+from _thread import start_new_thread as start_new_thread
 
 from . import errors, frames
 

@@ -10,7 +10,7 @@ import posix
 import sys
 
 from . import errors, policies, records, values
-from .channel import Place
+from .channel import Place, start_new_thread
 from .handles import Artifact, Artifacts, AsyncChild, Child, wait
 
 TYPE_CHECKING = False
@@ -150,7 +150,13 @@ class Guest:
     def _serve(self, owner: tools.Owner) -> None:
         from .serving import Server
 
-        server = Server(owner, self._send_outcome, artifact=self._artifact)
+        server = Server(
+            owner,
+            self._send_outcome,
+            artifact=self._artifact,
+            # It is none of the code's threads, which end with the cell that is stopped.
+            start_loop=lambda run: start_new_thread(run, ()),
+        )
 
         def on_tool(header: dict[str, Any], contents: list[bytes]) -> None:
             if header["type"] == "tool_cancel":

@@ -87,6 +87,7 @@ class Server:
         *,
         artifact: Callable[[str], Any] | None = None,
         context: contextvars.Context | None = None,
+        start_loop: Callable[[Callable[[], None]], object] | None = None,
         threads: int = THREADS,
     ) -> None:
         """Begins without calls.
@@ -96,12 +97,14 @@ class Server:
             deliver: given each call's id with its value or its failure, once, on any thread.
             artifact: makes a handle of an artifact's id, for the arguments.
             context: what the tools' context is a copy of.
+            start_loop: starts the thread of the server's own loop.
             threads: how many calls run at a time.
         """
         self.owner = owner
         self._deliver = deliver
         self._artifact = artifact
         self._context = context if context is not None else contextvars.Context()
+        self._start_loop = start_loop if start_loop is not None else _start_thread
         self._places = threads
         self._guard = threading.Lock()  # of the fields below
         self._calls: dict[str, Call] = {}
@@ -175,14 +178,20 @@ class Server:
     def _work(self) -> None:
         with self._guard:
             self._starting -= 1
-        while True:
-            with self._guard:
-                if not self._queue or self._active > self._places:
-                    self._active -= 1
-                    return
-                call = self._queue.popleft()
-            call.context = self._context.copy()
-            call.context.run(self._run, call)
+        while (call := self._next()) is not None:
+            try:
+                call.context = self._context.copy()
+                call.context.run(self._run, call)
+            except BaseException as error:  # a stopped cell ends its threads wherever they are
+                self._end(call, None, describe_failure(error))
+
+    def _next(self) -> Call | None:
+        """Takes the next call; without one the thread is over."""
+        with self._guard:
+            if self._queue and self._active <= self._places:
+                return self._queue.popleft()
+            self._active -= 1
+            return None
 
     def _run(self, call: Call) -> None:
         if call.is_cancelled:
@@ -213,7 +222,7 @@ class Server:
         if loop is None or not loop.is_running():
             with self._guard:
                 if self._loop is None:
-                    self._loop = _LoopThread()
+                    self._loop = _LoopThread(self._start_loop)
                 loop = self._loop.loop
 
         def begin() -> None:
@@ -233,20 +242,26 @@ class Server:
 
     def _end(self, call: Call, value: bytes | None, failure: Failure | None) -> None:
         with self._guard:
+            if not call.is_open:
+                return
             call.is_open = False
             self._calls.pop(call.call_id, None)
         self._deliver(call.call_id, value, failure)
 
 
+def _start_thread(function: Callable[[], None]) -> None:
+    threading.Thread(target=function, name="hutch-tool-loop", daemon=True).start()
+
+
 class _LoopThread:
     """One event loop in a thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: Callable[[Callable[[], None]], object]) -> None:
         self.loop: Any = None
         self._stop: Any = None
         self._is_running = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hutch-tool-loop", daemon=True)
-        self._thread.start()
+        self._has_ended = threading.Event()
+        start(self._run)
         self._is_running.wait()
 
     def _run(self) -> None:
@@ -259,11 +274,12 @@ class _LoopThread:
             await self._stop.wait()
 
         asyncio.run(serve())
+        self._has_ended.set()
 
     def stop(self) -> None:
         """Cancels what runs there and ends the thread."""
         _call_soon(self.loop, self._stop.set)
-        self._thread.join(5)
+        self._has_ended.wait(5)
 
 
 async def _outcome(awaitable: Any) -> tuple[bytes | None, Failure | None]:

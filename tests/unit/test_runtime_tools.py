@@ -302,6 +302,47 @@ def test_what_cannot_be_a_tool_is_refused_where_it_was_given(
     assert text in report.failure["message"]
 
 
+def test_a_stopped_cell_ends_the_tools_that_it_serves_and_later_calls_are_served(
+    owner: Owner,
+) -> None:
+    cell = owner.run(
+        "import hutch, threading\n"
+        "began = threading.Event()\n"
+        "def spin():\n    began.set()\n    while True: pass\n"
+        "def quick():\n    return 1\n"
+        "async def later():\n    return 2\n"
+        "child = hutch.spawn(program='', spin=spin, quick=quick, later=later)\n"
+        "began.wait(20)\n"
+        "while True: pass"
+    )
+    root = owner.spawn
+    assert root is not None
+    owner.client.reply(root, values.encode("inv_child"))
+    assert owner.call("later")["value"] == 2
+    spinning = owner.begin("spin")
+    owner.client.send({"type": "interrupt", "cell": cell})
+    while (frame := owner.client.receive()).type == "tool_result":
+        owner.keep(frame)
+    assert Report(owner.client, frame).outcome == "interrupted"
+    assert not frame.header["state_lost"]
+    assert owner.result(spinning)["failure"]["type_name"] in ("SystemExit", "KeyboardInterrupt")
+    for _ in range(40):
+        assert owner.call("quick")["value"] == 1
+    assert owner.call("later")["value"] == 2
+
+
+def test_what_a_tool_prints_is_output_of_its_owner(owner: Owner) -> None:
+    cell = owner.run(
+        "import hutch\n"
+        "def say(text):\n    print(text)\n"
+        "async def shout(text):\n    print(text, '!')\n"
+        "hutch.invoke(program='', say=say, shout=shout)"
+    )
+    owner.call("say", "a")
+    owner.call("shout", "b")
+    assert done(owner, cell).stdout == b"a\nb !\n"
+
+
 def test_a_function_cannot_be_returned(client: FrameClient) -> None:
     report = client.run("def f(): pass\nreturn [f]")
     assert report.failure["type_name"] == "ValueEncodeError"

@@ -345,4 +345,7 @@ def test_coroutines_of_a_blocking_client_have_a_loop_of_their_own(served: Served
         assert served.run(plot.value()) == "hutch-tool-loop"
         served.run(plot.end())
         result()
-    assert "hutch-tool-loop" not in [thread.name for thread in threading.enumerate()]
+    for thread in threading.enumerate():
+        if thread.name == "hutch-tool-loop":
+            thread.join(10)
+            assert not thread.is_alive()
