@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.errors import invariant
-from controller.core.ids import InvocationId, tool_owner
+from controller.core.ids import CallId, InvocationId, tool_owner
 from controller.core.model import CellOutcome, State
 from controller.engine import records as rec
 from controller.engine.state import (
@@ -40,7 +40,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
         case rec.CallOpened():
             node.calls[record.call_id] = Call(child_id=record.child_id, cancel=record.cancel)
             if not state.nodes[record.child_id].ended:
-                _waits(node, state.nodes[record.child_id])
+                _waits(node, state.nodes[record.child_id], record.call_id)
         case rec.ArtifactPublished():
             _artifact_published(node, record)
         case rec.CodeStarted():
@@ -157,14 +157,14 @@ def _admitted(state: EngineState, record: rec.Admitted) -> None:
     if record.call_id:
         parent.calls[record.call_id] = Call(child_id=node.invocation_id, wants_id=record.detached)
         if not record.detached:
-            _waits(parent, node)
+            _waits(parent, node, record.call_id)
     for ancestor_id in record.lineage:
         state.nodes[ancestor_id].descendant_count += 1
 
 
-def _waits(parent: Node, child: Node) -> None:
+def _waits(parent: Node, child: Node, call_id: CallId) -> None:
     parent.waiting_calls += 1
-    child.waited += 1
+    child.waited[call_id] = None
 
 
 def _slot_granted(state: EngineState, node: Node, record: rec.SlotGranted) -> None:
@@ -198,9 +198,8 @@ def _ended(state: EngineState, node: Node, record: rec.Ended) -> None:
     state.ledger.ended(node, parent)
     if parent is not None:
         parent.readable.update(node.readable)
-        parent.waiting_calls -= node.waited
+        parent.waiting_calls -= len(node.waited)
         parent.idle_since_us = record.time_us
-        node.waited = 0
 
 
 def _abandoned(state: EngineState, node: Node) -> None:
@@ -215,7 +214,7 @@ def _abandoned(state: EngineState, node: Node) -> None:
     node.calls.clear()
     node.waiting_calls = 0
     for child in state.children_of(node):
-        child.waited = 0
+        child.waited.clear()
     state.ledger.queue(node, state.trees[node.tree_id])
 
 

@@ -169,9 +169,8 @@ def _tell_parent(state: EngineState, node: Node) -> Iterator[cmd.Command]:
     parent = state.parent_of(node)
     if parent is None or parent.slot is None:
         return
-    for call_id, call in parent.calls.items():
-        if call.child_id == node.invocation_id and not call.wants_id:
-            yield from answer(state, parent, call_id)
+    for call_id in node.waited:
+        yield from answer(state, parent, call_id)
 
 
 def _deadline(node: Node) -> cmd.SetDeadline:

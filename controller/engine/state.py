@@ -138,7 +138,7 @@ class Node:
     artifact_bytes: int = 0
     call_refusals: int = 0
     waiting_calls: int = 0  # calls of its code that wait for a child
-    waited: int = 0  # calls of its parent that wait for it
+    waited: dict[CallId, None] = field(default_factory=dict)  # calls of its parent, for its end
     # Of an interactive box:
     open_cells: dict[CellId, OpenCell] = field(default_factory=dict)  # the first one runs
     ended_cells: set[CellId] = field(default_factory=set)
