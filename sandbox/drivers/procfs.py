@@ -104,6 +104,28 @@ def direct_children(parent: int) -> list[int]:
     return [int(word) for word in read(parent, f"task/{parent}/children").split()]
 
 
+def descendants(root: int) -> list[int]:
+    """All processes below a process, itself not among them."""
+    below: dict[int, list[int]] = {}
+    for pid in pids():
+        if (found := process(pid)) is not None:
+            below.setdefault(found.parent, []).append(pid)
+    result: list[int] = []
+    waiting = list(below.get(root, ()))
+    while waiting:
+        result.append(waiting.pop())
+        waiting += below.get(result[-1], ())
+    return result
+
+
+def pss_bytes(pid: int) -> int:
+    """A process's proportional share of memory; 0 when it is gone or not ours to read."""
+    for line in read(pid, "smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 def namespace_pids(pid: int) -> list[int]:
     """The ids of a process in each pid namespace from this process's own to its innermost."""
     for line in read(pid, "status").splitlines():

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,18 +18,14 @@ from typing import TextIO, cast
 
 import structlog
 
+from sandbox.host import check
+from sandbox.host.check import EXIT_PROBLEM
 from sandbox.host.config import ConfigError, load
 from sandbox.host.daemon import HostOptions, HostProblem, run
 from sandbox.host.identity import StateDamaged
 from sandbox.host.offers import (
     DriverProblem,
-    as_document,
-    make_driver,
-    prepare,
-    real_drivers,
 )
-
-EXIT_PROBLEM = 2
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -61,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     configure_logging()
     if options.check:
-        return asyncio.run(_check(options.json))
+        return asyncio.run(check.run(as_json=options.json))
     if options.state is None or options.socket is None:
         parser.error("--state and --socket are needed")
     starter = _Starter(options.ready_fd)
@@ -127,26 +122,6 @@ class _Starter:
                 file.write(json.dumps(document) + "\n")
         except OSError:
             structlog.get_logger().warning("starter_gone")
-
-
-async def _check(as_json: bool) -> int:
-    statements = []
-    with tempfile.TemporaryDirectory(prefix="hutch-check-") as folder:
-        for name in real_drivers():
-            # An owner of its own: a live host's sandboxes are none of a check's business.
-            driver = make_driver(name, f"check-{os.getpid()}", Path(folder))
-            statements.append(await prepare(driver, 60.0))
-            await driver.close()
-    if as_json:
-        print(json.dumps({"drivers": [as_document(item) for item in statements]}))  # noqa: T201
-    else:
-        for item in statements:
-            print(f"{item.driver}: {'usable' if item.usable else item.problem}")  # noqa: T201
-            for held in item.enforcement:
-                print(f"  {held.limit}: {held.level.value} ({held.mechanism})")  # noqa: T201
-            for gap in item.gaps:
-                print(f"  not held: {gap}")  # noqa: T201
-    return 0 if any(item.usable for item in statements) else EXIT_PROBLEM
 
 
 if __name__ == "__main__":

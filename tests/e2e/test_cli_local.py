@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,11 +264,48 @@ def test_doctor_says_what_can_be_held_and_starts_nothing(cli: Cli) -> None:
     found = cli.json("doctor")
     assert found["usable"]
     assert found["state"]["controller"] is None
-    assert any(driver["usable"] for driver in found["host"]["drivers"])
+    driver = next(item for item in found["host"]["drivers"] if item["usable"])
+    test = driver["self_test"]
+    assert test["passed"]
+    assert all(item["holds"] for item in test["findings"] if item["needed"])
+    assert test["pss_bytes"] > 0
+    assert found["machine"]["bwrap"][0]["version"]
     shown = cli.run("doctor").stdout
     assert "driver bubblewrap: usable" in shown
     assert "memory: held for" in shown or "memory: not held here" in shown
+    assert "its root file system is read-only" in shown
     assert not cli.state.exists()
+
+
+def test_case_48_an_unprivileged_host_is_told_what_it_can_hold() -> None:
+    """Here: the self-check under an ordinary user; what it may not do is said, not failed on."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to become an ordinary user")
+    words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--"]
+    # This interpreter may be where no other user can go; the system's must be of its version then.
+    python = f"/usr/bin/python3.{sys.version_info.minor}"
+    folders = [str(Path(hutch.__file__).parents[1]), *(path for path in sys.path if path)]
+    environment = {"PYTHONPATH": os.pathsep.join(folders), "TMPDIR": "/tmp"}
+    tried = [*words, python, "-c", "import sandbox.host.check, grpc"]
+    if subprocess.run(tried, capture_output=True, env=environment, cwd="/", check=False).returncode:
+        pytest.skip("no other user can run this installation")
+    done = subprocess.run(
+        [*words, python, "-m", "sandbox.host", "--check", "--json"],
+        capture_output=True,
+        env=environment,
+        cwd="/",
+        check=False,
+    )
+    (driver,) = json.loads(done.stdout)["drivers"]
+    assert driver["usable"] or driver["problem"]
+    if not driver["usable"]:
+        pytest.skip(driver["problem"])
+    levels = {item["limit"]: item["level"] for item in driver["enforcement"]}
+    assert levels["tmpfs"] == "sandbox"
+    assert any("ordinary user" in gap for gap in driver["gaps"])
+    by_name = {item["name"]: item for item in driver["self_test"]["findings"]}
+    assert not by_name["own_uid"]["holds"]
+    assert "root" in by_name["own_uid"]["mend"]
 
 
 def test_a_stale_file_of_a_dead_controller_misleads_nobody(cli: Cli) -> None:
