@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from hutch.policies import RecursionLimit, ReturnType
     from hutch.records import ArtifactReference, Record
     from hutch.tools import tool
-    from hutch.types import Artifact, Ending, Event, Invocation, Spec
+    from hutch.types import Artifact, CellOutput, Display, Ending, Event, Invocation, Spec
 
     __version__: str
 
@@ -78,11 +78,13 @@ __all__ = [
     "CellBusyError",
     "CellFailed",
     "CellNotFoundError",
+    "CellOutput",
     "CellResult",
     "Client",
     "ConnectionLostError",
     "CredentialInvalidError",
     "DeadlineExceededError",
+    "Display",
     "Ending",
     "Event",
     "Failure",
@@ -145,7 +147,7 @@ _HOMES = {
     "hutch.policies": ("RecursionLimit", "ReturnType"),
     "hutch.records": ("ArtifactReference", "Record"),
     "hutch.tools": ("tool",),
-    "hutch.types": ("Artifact", "Ending", "Event", "Invocation", "Spec"),
+    "hutch.types": ("Artifact", "CellOutput", "Display", "Ending", "Event", "Invocation", "Spec"),
 }
 
 
