@@ -109,7 +109,12 @@ class Runner:
             if "linecache" in sys.modules:
                 fill_linecache(sys.modules["linecache"], {filename: source})
             cell = _compile(source, filename)
-            returned, value = self._evaluate(cell, mode)
+            try:
+                returned, value = self._evaluate(cell, mode)
+            except Exception:
+                if mode != "program":
+                    finish()
+                raise
             result = values.encode(value) if returned else None
             text = show(value) if mode == "interactive" and not returned else None
             if mode != "program":

@@ -133,16 +133,22 @@ class Outputs:
             if stream.descriptor >= 0 and stream.has_credit and not stream.is_drained
         ]
 
-    def pump(self, stream: Stream, pieces: int = 1) -> None:
-        """Passes on some pieces; what is over the limit is read and thrown away."""
+    def pump(self, stream: Stream, pieces: int = 1) -> int:
+        """Passes on some pieces; what is over the limit is read and thrown away.
+
+        Returns:
+            How many bytes were read.
+        """
+        taken = 0
         while pieces and stream.descriptor >= 0 and stream.has_credit and not stream.is_drained:
             pieces -= 1
             data = stream.read()
+            taken += len(data)
             if len(data) > self._room:
                 data = data[: self._room]
                 self.cut = True
             if not data:
-                return
+                break
             self._room -= len(data)
             header = {
                 "type": "output",
@@ -154,6 +160,7 @@ class Outputs:
             stream.offset += len(data)
             if self._recording >= 0:
                 self._record(data)
+        return taken
 
     def _record(self, data: bytes) -> None:
         try:

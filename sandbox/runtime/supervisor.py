@@ -38,6 +38,8 @@ LAST_FRAMES = 1024  # more than its socket can hold
 FRAMES_A_TURN = 64  # of a REPL before others are served
 REAPED_A_TURN = 512  # of ended processes
 PIECES_A_TURN = 4  # of one stream
+SMALL_PIECE = 32_768  # code that prints less at a time is let print more before the next look
+PAUSE_SECONDS = 0.002
 
 
 def serve(chosen: Settings, hidden: bool, repl: ReplLink) -> NoReturn:
@@ -79,6 +81,7 @@ class Supervisor:
         self._capture: CaptureLink | None = None
         self._capture_sweep: Sweep | None = None
         self._capture_request: dict[str, Any] = {}
+        self._pause_until = 0.0  # when it is time to look at output again
         self._reaps_on = False  # whether more children may have ended than were looked at
         self._wake = self._watch_children()
         self._link.send(
@@ -142,7 +145,7 @@ class Supervisor:
             mask |= select.POLLOUT if self._repl.wants_write else 0
             if mask:
                 poll.register(self._repl.descriptor, mask)
-        if self._cell is not None and has_room:
+        if self._cell is not None and has_room and not self._is_pausing():
             for stream in self._cell.outputs.readable():
                 poll.register(stream.descriptor, select.POLLIN)
         if self._capture is not None and has_room:
@@ -170,10 +173,15 @@ class Supervisor:
         if cell is not None and cell.draining and cell.outputs.is_drained:
             return 0
         moments = [self._files.next_time(), cell.next_time() if cell is not None else None]
+        if cell is not None and self._is_pausing():
+            moments.append(self._pause_until)
         due = [moment for moment in moments if moment is not None]
         if not due:
             return None
         return max(0.0, (min(due) - time.monotonic()) * 1000 + 1)
+
+    def _is_pausing(self) -> bool:
+        return self._pause_until > 0 and time.monotonic() < self._pause_until
 
     # The host
 
@@ -434,9 +442,12 @@ class Supervisor:
     def _serve_outputs(self, ready: set[int]) -> None:
         cell = self._cell
         if cell is not None:
+            taken = 0
             for stream in cell.outputs.readable():
                 if stream.descriptor in ready or cell.draining:
-                    cell.outputs.pump(stream, PIECES_A_TURN)
+                    taken += cell.outputs.pump(stream, PIECES_A_TURN)
+            if 0 < taken < SMALL_PIECE and not cell.draining:
+                self._pause_until = time.monotonic() + PAUSE_SECONDS
         self._late.pump(ready)
 
     def _serve_files(self) -> None:

@@ -135,8 +135,9 @@ def test_case_16_every_open_figure_is_shown_once(client: FrameClient) -> None:
     assert client.displays[0][3]["image/png"].startswith(b"\x89PNG")
     report = run(client, "plt.plot([1]); plt.show()\nprint(plt.get_fignums())")
     assert (report.stdout, report.stderr, len(client.displays)) == (b"[]\n", b"", 3)
+    assert run(client, "plt.plot([1])\n1 / 0").outcome == "errored"
     run(client, "pass")
-    assert len(client.displays) == 3
+    assert len(client.displays) == 4
     assert client.run("print(plt.get_backend().lower())").stdout == b"agg\n"
 
 

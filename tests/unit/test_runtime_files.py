@@ -145,7 +145,7 @@ def test_what_cannot_be_done_says_why(
     (workspace / "file").touch()
     os.mkfifo(workspace / "pipe")
     (workspace / "loop").symlink_to("loop")
-    keys = {
+    keys: dict[str, dict[str, Any]] = {
         "read": {"offset": 0, "max_bytes": 10},
         "list": {"after": "", "max_entries": 10},
         "stat": {},
