@@ -94,7 +94,12 @@ class AttachedStream:
                 self._fence.check(epoch, self._fence.generation)
                 if place.superseded:
                     return
-                _handle(sandbox, request, contents)
+                if sandbox.ending and request.WhichOneof("message") != "acknowledge":
+                    continue
+                try:
+                    _handle(sandbox, request, contents)
+                except OSError as error:  # what was said is not here, and nobody says it again
+                    sandbox.channel_failed(str(error))
                 await sandbox.room()
         finally:
             contents.close()

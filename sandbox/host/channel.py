@@ -17,6 +17,10 @@ from sandbox.host.outbound import Message
 from sandbox.runtime import frames
 
 READ_BYTES = 256 * 1024
+# A sandbox whose frames take long to read gives way to the others: a turn ends with the first frame
+# beyond this, and the next one comes after a rest of so many times what it took.
+TURN_SECONDS = 0.001
+REST_FACTOR = 2
 
 
 class Receiver(Protocol):
@@ -49,7 +53,7 @@ class FrameChannel:
         self._queue_limit = queue_bytes
         self._socket: socket.socket | None = None
         self._decoder = frames.Decoder()
-        self._received: deque[frames.Frame] = deque()
+        self._next_turn: asyncio.TimerHandle | None = None
         self._urgent: deque[bytes] = deque()
         self._messages: deque[Message] = deque()
         self._current = memoryview(b"")
@@ -106,20 +110,20 @@ class FrameChannel:
         """Takes back one reason."""
         if reason in self._paused:
             self._paused.remove(reason)
-            self._dispatch()
-            self._update_reading()
+            self._take_turn()
 
     def close(self) -> None:
         """Stops both directions for good and forgets what waits; the socket stays open."""
         self._closed = True
         self._update_reading()
         self._stop_writing()
-        self._received.clear()
+        if self._next_turn is not None:
+            self._next_turn.cancel()
 
     def _update_reading(self) -> None:
         if self._socket is None:
             return
-        wanted = not (self._closed or self._ended or self._paused)
+        wanted = not (self._closed or self._ended or self._paused or self._next_turn)
         if wanted and not self._reading:
             asyncio.get_running_loop().add_reader(self._socket, self._readable)
         elif not wanted and self._reading:
@@ -140,19 +144,31 @@ class FrameChannel:
             self._update_reading()
             self._receiver.channel_ended(self._decoder.buffered_bytes > 0)
             return
-        try:
-            self._received.extend(self._decoder.feed(data))
-        except frames.FrameError as error:
-            self._breach(str(error))
-            return
-        self._dispatch()
+        self._decoder.push(data)
+        self._take_turn()
 
-    def _dispatch(self) -> None:
-        while self._received and not self._paused and not self._closed:
-            try:
-                self._receiver.frame_received(self._received.popleft())
-            except ProtocolBreach as error:
-                self._breach(str(error))
+    def _take_turn(self) -> None:
+        """Tells of the frames that are here, for as long as is fair to the others on the loop."""
+        if self._next_turn is not None:
+            return
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            while not (self._paused or self._closed):
+                frame = self._decoder.pop()
+                if frame is None:
+                    break
+                self._receiver.frame_received(frame)
+                if (took := loop.time() - began) > TURN_SECONDS:
+                    self._next_turn = loop.call_later(REST_FACTOR * took, self._end_rest)
+                    break
+        except (ProtocolBreach, frames.FrameError) as error:
+            self._breach(str(error))
+        self._update_reading()
+
+    def _end_rest(self) -> None:
+        self._next_turn = None
+        self._take_turn()
 
     def _breach(self, problem: str) -> None:
         self.close()

@@ -99,7 +99,7 @@ class HostedSandbox:
             sandbox_id=order.sandbox_id, invocation_id=order.invocation_id
         )
 
-    # What the owner does.
+    # What the owner does; nothing but `attach`, `acknowledge` and `end` once it is ending.
 
     def start(self) -> None:
         """Begins to make it, beside everything else; a warm one is ready at once."""
@@ -138,7 +138,7 @@ class HostedSandbox:
         if not run.cell_id or len(run.cell_id) > 64 or not run.cell_id.isascii():
             raise field_invalid("run_cell.cell_id", "must have 1 to 64 ASCII characters")
         cells = self._inbound.cells
-        if run.cell_id in cells or self._verdict.done():
+        if run.cell_id in cells:
             contents.discard([run.code, *(item.value for item in run.inputs)])
             return
         if self._inbound.busy():
@@ -159,7 +159,7 @@ class HostedSandbox:
         Raises:
             HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
         """
-        if not self._inbound.call_is_open(reply.call_id) or self._verdict.done():
+        if not self._inbound.call_is_open(reply.call_id):
             self._logger.info("reply_ignored", call_id=reply.call_id[:64])
             contents.discard([reply.value])
             return
@@ -178,7 +178,7 @@ class HostedSandbox:
         Raises:
             HostError: FIELD_INVALID.
         """
-        if not self._verdict.done() and (frame := self._inbound.stdin.frame(chunk)) is not None:
+        if (frame := self._inbound.stdin.frame(chunk)) is not None:
             self._channel.post(outbound.whole(frame))
 
     def call_tool(self, delivery: pb.ToolDelivery, contents: StreamContents) -> None:
@@ -188,7 +188,7 @@ class HostedSandbox:
             HostError: FIELD_INVALID or PAYLOAD_TOO_LARGE.
         """
         tools = self._inbound.tools
-        if tools.knows(delivery.call_id) or self._verdict.done():
+        if tools.knows(delivery.call_id):
             contents.discard([delivery.arguments])
             return
         message = self._outbound.tool_call(delivery, contents)
@@ -210,8 +210,6 @@ class HostedSandbox:
         Raises:
             HostError: FIELD_INVALID.
         """
-        if self._verdict.done():
-            return
         refused = self._inbound.files.ask(operation)
         if refused is not None:
             self.log.append(pb.AttachSandboxResponse(file_outcome=refused))
@@ -270,6 +268,11 @@ class HostedSandbox:
     def stdin_offset(self) -> int:
         """Up to where standard input has come."""
         return self._inbound.stdin.offset
+
+    @property
+    def ending(self) -> bool:
+        """Whether it is decided how it ends: nothing that is said to it counts any more."""
+        return self._verdict.done()
 
     @property
     def settled(self) -> bool:

@@ -11,7 +11,6 @@ from . import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 FRAME_VERSION = 1
@@ -115,15 +114,40 @@ class Decoder:
             FrameError: the stream is not one of frames. Frames before the fault, in the same
                 call, are lost with it: the sender is not to be trusted any more.
         """
+        self.push(data)
+        complete = []
+        while (frame := self.pop()) is not None:
+            complete.append(frame)
+        return complete
+
+    def push(self, data: bytes | bytearray | memoryview) -> None:
+        """Takes the next bytes; `pop` gives the frames that they complete, one by one."""
+        self._buffer += data
+
+    def pop(self) -> Frame | None:
+        """Returns the next complete frame; None when there is none yet.
+
+        Raises:
+            FrameError: the stream is not one of frames.
+        """
         if self._failed:
             raise FrameError("the stream has already failed")
-        self._buffer += data
+        buffer = self._buffer
+        if len(buffer) < PREFIX_BYTES:
+            return None
         try:
-            return list(self._complete())
+            header_bytes, payload_bytes = read_lengths(buffer[:PREFIX_BYTES])
+            body = PREFIX_BYTES + header_bytes
+            end = body + payload_bytes
+            if len(buffer) < end:
+                return None
+            frame = Frame(decode_header(bytes(buffer[PREFIX_BYTES:body])), bytes(buffer[body:end]))
         except FrameError:
             self._failed = True
             self._buffer.clear()
             raise
+        del buffer[:end]
+        return frame
 
     def close(self) -> None:
         """Says that the stream has ended.
@@ -133,23 +157,6 @@ class Decoder:
         """
         if self._buffer:
             raise FrameError(f"the stream ended inside a frame, after {len(self._buffer)} bytes")
-
-    def _complete(self) -> Iterator[Frame]:
-        buffer = self._buffer
-        start = 0
-        try:
-            while len(buffer) - start >= PREFIX_BYTES:
-                header_bytes, payload_bytes = read_lengths(buffer[start : start + PREFIX_BYTES])
-                body = start + PREFIX_BYTES
-                end = body + header_bytes + payload_bytes
-                if len(buffer) < end:
-                    break
-                header = decode_header(bytes(buffer[body : body + header_bytes]))
-                frame = Frame(header, bytes(buffer[body + header_bytes : end]))
-                start = end
-                yield frame
-        finally:
-            del buffer[:start]
 
 
 def read_lengths(prefix: bytes | bytearray) -> tuple[int, int]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import io
+import os
+import socket
 from typing import Any
 
 import pytest
 
 from hutch.v1 import host_pb2
 from hutch.v1 import host_service_pb2 as pb
+from sandbox.host import outbound
 from sandbox.runtime import frames
 from tests.support.host import (
     READY,
+    Conversation,
     ScriptedContainer,
     ScriptedDriver,
     content,
@@ -200,6 +206,118 @@ async def test_case_12_a_flood_of_output_flows_by_credit_and_is_complete() -> No
                 at += len(chunk.data)
                 await talk.acknowledge()
             assert (await talk.next("cell_completed")).stdout_bytes == total
+
+
+async def round_trip(talk: Conversation, container: ScriptedContainer, cell: str) -> None:
+    """Runs one cell from its order to its end."""
+    await talk.run(cell=cell)
+    await container.hear()
+    await container.say({"type": "started", "cell": cell})
+    await talk.next("cell_started")
+    await container.say(done(cell))
+    await talk.next("cell_completed")
+
+
+def tiny_outputs(cell: str, count: int) -> bytes:
+    """Many frames in few bytes."""
+    headers = ({**OUTPUT, "cell": cell, "offset": offset} for offset in range(count))
+    return b"".join(frames.encode(header, b"x") for header in headers)
+
+
+async def test_a_flood_of_tiny_frames_gives_way_to_the_neighbours() -> None:
+    driver = ScriptedDriver()
+    count = 12_000
+    async with host(driver) as it:
+        talk, container = await started(it, driver)
+        good, neighbour = await started(it, driver, "sbx_good")
+        await talk.run()
+        await container.hear()
+        await container.say({"type": "started", "cell": "cell_1"})
+        await talk.next("cell_started")
+        flood = tiny_outputs("cell_1", count)
+        flooding = asyncio.get_running_loop().create_task(container.say_raw(flood))
+        log = it.running.table._sandboxes["sbx_1"].log
+        await until(lambda: log.last_sequence > 10)
+        for index in range(20):
+            await round_trip(good, neighbour, f"cell_{index}")
+        # Read whole buffers at a time, all of it would have been taken long before.
+        assert log.last_sequence < count // 2
+        assert await talk.printed(count) == b"x" * count
+        await flooding
+
+
+async def test_a_full_disk_holds_back_who_floods_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver, full = ScriptedDriver(), True
+    write = os.pwrite
+
+    def pwrite(descriptor: int, data: bytes, offset: int) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    async with host(driver, event_memory_bytes=MIB) as it:
+        talk, container = await started(it, driver)
+        sent: list[int] = []
+        flooding = asyncio.get_running_loop().create_task(flood(container, sent))
+        sandbox = it.running.table._sandboxes["sbx_1"]
+        await until(lambda: sandbox.log.full)
+        assert sandbox.log.memory_bytes < 2 * MIB
+        assert sandbox.log.spilled_bytes == 0
+        good, neighbour = await started(it, driver, "sbx_good")
+        await round_trip(good, neighbour, "cell_1")
+        full = False
+        for _ in range(40):
+            call = await talk.next("call")
+            assert call.call_id == f"k{talk.last_sequence - 2}"
+            await talk.acknowledge()
+        flooding.cancel()
+        await asyncio.wait({flooding})
+
+
+async def test_contents_that_the_disk_does_not_take_end_their_sandbox_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class FullFile(io.BytesIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    driver = ScriptedDriver()
+    async with host(driver) as it:
+        talk, container = await started(it, driver)
+        good, neighbour = await started(it, driver, "sbx_good")
+        with monkeypatch.context() as patch:
+            patch.setattr(outbound, "_spool", lambda directory: FullFile())
+            await talk.send(blob=pb.BlobChunk(blob_id="b", data=b"x"))
+            gone = await talk.next("gone")
+        assert gone.cause == pb.GONE_CAUSE_LOST
+        assert "disk" in gone.message
+        assert container.destroy_count == 1
+        await round_trip(good, neighbour, "cell_1")
+        # What its owner had on the way does nothing, and the stream ends as usual.
+        await talk.send(blob=pb.BlobChunk(blob_id="b", offset=1, data=b"x", last=True))
+        await talk.acknowledge()
+        await talk.over()
+        talk, container = await started(it, driver, "sbx_next")
+        await round_trip(talk, container, "cell_1")
+
+
+async def test_a_sandbox_that_half_closes_is_lost_and_one_that_stalls_holds_up_nobody() -> None:
+    driver = ScriptedDriver()
+    async with host(driver, exit_drain_seconds=0.05) as it:
+        talk, container = await started(it, driver)
+        stalled, silent = await started(it, driver, "sbx_stalled")
+        good, neighbour = await started(it, driver, "sbx_good")
+        await silent.say_raw(frames.encode({"type": "started", "cell": "cell_1"})[:-1])
+        await stalled.run()
+        container._theirs.shutdown(socket.SHUT_WR)
+        assert (await talk.next("gone")).cause == pb.GONE_CAUSE_LOST
+        for index in range(3):
+            await round_trip(good, neighbour, f"cell_{index}")
+        await it.destroy("sbx_stalled")
+        assert (await stalled.next("gone")).cause == pb.GONE_CAUSE_DESTROYED
 
 
 async def test_a_sandbox_that_reads_nothing_stops_its_own_stream_only() -> None:
