@@ -129,7 +129,7 @@ def make_call(
         program=_check_program(program, task),
         task=task,
         inputs=encoded,
-        tools=given.tools,
+        tools=given.all(),
         contract=contract,
         spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
         resources=_resources(
@@ -217,7 +217,7 @@ def make_box(
         interactive=types.Interactive(idle_timeout_seconds=idle),
         attach_stdin=bool(stdin),
         inputs=encoded,
-        tools=given.tools,
+        tools=given.all(),
         contract=contract,
         spawn=_spawn(depth, max_children, max_concurrent, max_descendants),
         resources=_resources(

@@ -41,6 +41,7 @@ class Given:
         """Begins without any."""
         self._owner = tools.Owner(secrets.token_hex(16))
         self._given: dict[str, types.GivenTool] = {}
+        self._grants: dict[str, tools.Grant] = {}
 
     def __call__(self, target: Any) -> str:
         """The id that stands for a function, or for what `hutch.tool` made.
@@ -48,13 +49,19 @@ class Given:
         Raises:
             ValueEncodeError: It cannot be a tool; the text is the reason.
         """
-        tool_id = self._owner.grant(target).tool_id
-        self._given.setdefault(tool_id, types.GivenTool(tool_id=tool_id, target=target))
-        return tool_id
+        grant = self._owner.grant(target)
+        self._grants[grant.tool_id] = grant
+        self._given[grant.tool_id] = types.GivenTool(tool_id=grant.tool_id, target=target)
+        return grant.tool_id
 
-    @property
-    def tools(self) -> tuple[types.GivenTool, ...]:
-        """All of them."""
+    def all(self) -> tuple[types.GivenTool, ...]:
+        """All of them.
+
+        Raises:
+            PayloadTooLargeError: There is too much to be told of them.
+        """
+        if self._grants:
+            tools.check_size(self._grants.values())
         return tuple(self._given.values())
 
 

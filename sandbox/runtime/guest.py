@@ -287,8 +287,12 @@ class _Giving:
 
     def headers(self) -> list[dict[str, Any]]:
         """Returns what a frame says of them."""
-        grants = {} if self._giving is None else self._giving.grants
-        return [grant.to_header() for grant in grants.values()]
+        if self._giving is None:
+            return []
+        from . import tools
+
+        tools.check_size(self._giving.grants.values())
+        return [grant.to_header() for grant in self._giving.grants.values()]
 
 
 class _Request:

@@ -10,12 +10,17 @@ from __future__ import annotations
 import _thread
 from contextvars import ContextVar
 
-from . import signatures, values
-from .errors import FieldInvalidError, ValueDecodeError, ValueEncodeError
+from . import fastjson, signatures, values
+from .errors import (
+    FieldInvalidError,
+    PayloadTooLargeError,
+    ValueDecodeError,
+    ValueEncodeError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any, Protocol
 
     class Port(Protocol):
@@ -45,6 +50,7 @@ MAX_NAME = 128
 MAX_DESCRIPTION = 2_000
 MAX_METHOD_DESCRIPTION = 500
 MAX_METHODS = 64
+MAX_TOLD_BYTES = 48 * 1024  # of all tools of a request; they travel in one frame's header
 MAX_TIMEOUT_SECONDS = 3_600
 
 current: ContextVar[Serving | None] = ContextVar("hutch_tool_call", default=None)
@@ -414,6 +420,22 @@ class Giving:
             grant = self._owner.grant(given, self._loop)
         self.grants[grant.tool_id] = grant
         return grant.tool_id
+
+
+def check_size(grants: Iterable[Grant]) -> None:
+    """Checks that what is told of the tools of one request fits into a frame.
+
+    Raises:
+        PayloadTooLargeError: it does not.
+    """
+    told = fastjson.dumps([grant.to_header() for grant in grants])
+    size = len(told.encode("utf-8"))
+    if size > MAX_TOLD_BYTES:
+        message = (
+            f"names, signatures and docstrings of the tools have {size} bytes in all;"
+            f" {MAX_TOLD_BYTES} are allowed: give fewer tools or shorter descriptions"
+        )
+        raise PayloadTooLargeError(message, "PAYLOAD_TOO_LARGE", {"limit": str(MAX_TOLD_BYTES)})
 
 
 def grant_of(given: Tool | ToolObject) -> Grant:

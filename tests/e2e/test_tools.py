@@ -170,12 +170,14 @@ def test_a_parents_tool_that_invokes_is_served_while_its_child_waits(
     assert client.invoke(program=program) == 5
 
 
-def test_a_tool_is_passed_on_only_when_it_is_delegable(client: hutch.Client) -> None:
+def test_case_d2_a_tool_is_passed_on_only_when_it_is_delegable(client: hutch.Client) -> None:
     inner = "return invoke(program='return t(2)', t=t)"
     assert client.invoke(program=inner, t=hutch.tool(lambda n: n * 3, delegable=True)) == 6
-    with pytest.raises(hutch.InvocationRaised) as caught:
-        client.invoke(program=inner, t=lambda n: n)
+    handle = client.spawn(program=inner, t=lambda n: n)
+    with pytest.raises(hutch.InvocationRaised, match="not the caller's to give") as caught:
+        handle.result()
     assert caught.value.failure.type_name == "GrantDeniedError"
+    assert len(client.list_invocations(tree_of=handle.id).invocations) == 1
 
 
 def test_a_tool_that_was_not_granted_is_not_there(client: hutch.Client) -> None:

@@ -288,6 +288,7 @@ def test_a_coroutine_runs_on_the_loop_that_gave_it(owner: Owner) -> None:
         ("dict", "the class dict"),
         ("object()", "a object has no encoded form"),
         ("lock", "has no encoded form"),
+        ("hutch.tool(lock.acquire) and hutch.tool(object())", "without public methods"),
     ],
 )
 def test_what_cannot_be_a_tool_is_refused_where_it_was_given(
@@ -341,6 +342,17 @@ def test_what_a_tool_prints_is_output_of_its_owner(owner: Owner) -> None:
     owner.call("say", "a")
     owner.call("shout", "b")
     assert done(owner, cell).stdout == b"a\nb !\n"
+
+
+def test_more_than_can_be_told_of_tools_is_refused(client: FrameClient) -> None:
+    report = client.run(
+        "import hutch\n"
+        "many = [hutch.tool(lambda: 1, description='x' * 2000) for _ in range(30)]\n"
+        "hutch.invoke(program='', many=many)"
+    )
+    assert report.failure["type_name"] == "PayloadTooLargeError"
+    assert report.failure["reason"] == "PAYLOAD_TOO_LARGE"
+    assert "docstrings" in report.failure["message"]
 
 
 def test_a_function_cannot_be_returned(client: FrameClient) -> None:

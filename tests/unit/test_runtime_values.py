@@ -290,3 +290,15 @@ def test_arrays_and_frames_pass_through_where_the_library_is_missing(
     record = decode(data)
     assert isinstance(record, Record)
     assert encode(record) == data
+
+
+def test_a_tool_crosses_where_it_may_and_nowhere_else() -> None:
+    data = encode([{"f": print}], tool=lambda given: given.__name__)
+    assert data == b'[{"f":{"$tool":"print"}}]'
+    assert decode(data, tool=lambda tool_id: tool_id * 2) == [{"f": "printprint"}]
+    with pytest.raises(ValueEncodeError, match="as inputs only") as unsent:
+        encode([{"f": print}])
+    with pytest.raises(ValueDecodeError, match="where none may be") as unread:
+        decode(data)
+    assert unsent.value.path == unread.value.path == 'result[0]["f"]'
+    assert decode(encode({"$tool": "x"})) == {"$tool": "x"}

@@ -295,6 +295,16 @@ async def test_what_cannot_be_a_tool_is_refused_before_anything_is_sent(
     assert controller.calls["CreateInvocation"] == controller.calls["ServeTools"] == 0
 
 
+async def test_more_than_can_be_told_of_tools_is_refused(script: Script) -> None:
+    controller, target = script
+    many = [hutch.tool(lambda: 1, description="x" * 2000) for _ in range(30)]
+    async with hutch.AsyncClient(target) as client:
+        with pytest.raises(hutch.PayloadTooLargeError, match="docstrings") as caught:
+            await client.invoke(program="x", many=many)
+    assert caught.value.details == {"limit": "49152"}
+    assert controller.calls["CreateInvocation"] == controller.calls["ServeTools"] == 0
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     with serve_in_thread(tmp_path) as served:
