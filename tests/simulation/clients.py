@@ -29,6 +29,7 @@ class Clients:
         self._world = world
         self.tools: tuple[Steps, ...] = ()
         self._served: dict[ToolCallId, bool] = {}  # whether it is done
+        self._server_lives = True
         self._requests = 0
         self._waits: dict[InvocationId, list[Callable[[], None]]] = {}
         self._cells: dict[CellId, tuple[Callable[[], None], Callable[[], None]]] = {}
@@ -161,7 +162,10 @@ class Clients:
     def serve(self, controller: Controller, command: cmd.CallTool) -> None:
         """Runs a tool of the client's, once, and tells the outcome as often as it is asked."""
         call_id = command.tool_call_id
-        if self._served.get(call_id, False):
+        if not self._server_lives:
+            unsent = frozenset({call_id} - self._served.keys())
+            self._world.clock.soon(lambda: self._server_lost(unsent))
+        elif self._served.get(call_id, False):
             self._world.clock.soon(lambda: self._told(call_id))
         elif call_id not in self._served:
             self._served[call_id] = False
@@ -170,7 +174,18 @@ class Clients:
             tenant_id = command.tenant_id
             self._world.clock.soon(lambda: self._act(tenant_id, call_id, steps))
 
+    def server_dies(self) -> None:
+        """The process that serves the client's tools is gone for good."""
+        self._server_lives = False
+        self._server_lost(frozenset())
+
+    def _server_lost(self, unsent: frozenset[ToolCallId]) -> None:
+        for controller in self._world.living():
+            controller.post(ev.ToolServerLost(server_id=SERVER, unsent=unsent))
+
     def _act(self, tenant_id: TenantId, call_id: ToolCallId, steps: list[Step]) -> None:
+        if not self._server_lives:
+            return
         if not steps:
             self._served[call_id] = True
             self._told(call_id)
@@ -194,6 +209,8 @@ class Clients:
         self.create(tenant_id, step.plan, None if naive else call_id, then=created)
 
     def _told(self, call_id: ToolCallId) -> None:
+        if not self._server_lives:
+            return
         for controller in self._world.living():
             controller.post(
                 ev.ToolReturned(owner=SERVER, tool_call_id=call_id, value=NONE_VALUE, failure=None)

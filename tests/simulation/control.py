@@ -259,7 +259,8 @@ class Controller:
                 pass
 
     def _checked(self, command: cmd.CheckContract) -> None:
-        self.post(ev.ContractChecked(invocation_id=command.invocation_id, accepted=True))
+        accepted = not self.world.clock.likely(0.05)
+        self.post(ev.ContractChecked(invocation_id=command.invocation_id, accepted=accepted))
 
     def _passed(self, command: cmd.SetDeadline) -> None:
         if self.alive:

@@ -170,6 +170,7 @@ class World:
             lambda: self._host_is_cut_off(chance.choice(self.hosts)),
             lambda: self._watch_breaks(chance.choice(self.hosts)),
             lambda: self._sandbox_dies(chance.choice(self.hosts)),
+            self.clients.server_dies,
         ]
         if self.options.for_good:
             acts = [lambda: self._host_dies(chance.choice(self.hosts))]
