@@ -7,10 +7,12 @@ arguments.
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from bench.stats import Figure, figure
 from controller.store.open import open_stores
 from controller.store.ports import Batch, StoredRecord
 from sandbox.drivers.bubblewrap import BubblewrapDriver
+from sandbox.drivers.trial import Command
 
 _MESSAGE = b"x" * 200
 
@@ -97,12 +100,64 @@ async def commits(folder: Path, count: int, writers: int) -> Figure:
     return figure(f"commit_of_{writers}_writers", [whole / len(seconds)])
 
 
-@contextmanager
-def bare_starts(folder: Path) -> Iterator[Callable[[], float]]:
-    """Gives what times one `bwrap <the driver's own arguments> python3 -I -S -c pass`, in seconds.
+class Bare:
+    """Starts `bwrap <the driver's own arguments> python3 -I -S -c pass`, with nothing of Hutch.
 
-    Not a coroutine: bwrap must be started by the main thread, and nothing else runs meanwhile.
+    It is in no control group of its own. Not coroutines: bwrap must be started by the main thread,
+    and nothing else runs meanwhile.
     """
+
+    def __init__(self, driver: BubblewrapDriver) -> None:
+        self._driver = driver
+
+    def once(self) -> float:
+        """The seconds of one."""
+        begin = time.perf_counter()
+        process, command = self._start()
+        process.wait()
+        seconds = time.perf_counter() - begin
+        self._end(process, command)
+        return seconds
+
+    def rate(self, count: int, at_once: int) -> float:
+        """How many a second end, with so many running at any moment."""
+        running: dict[int, tuple[subprocess.Popen[bytes], Command]] = {}
+        poll = select.poll()
+        begin = time.perf_counter()
+        for number in range(count + at_once):
+            while len(running) >= at_once or (number >= count and running):
+                for descriptor, _ in poll.poll():
+                    poll.unregister(descriptor)
+                    os.close(descriptor)
+                    self._end(*running.pop(descriptor))
+            if number < count:
+                process, command = self._start()
+                descriptor = os.pidfd_open(process.pid)
+                poll.register(descriptor, select.POLLIN)
+                running[descriptor] = (process, command)
+        return count / (time.perf_counter() - begin)
+
+    def _start(self) -> tuple[subprocess.Popen[bytes], Command]:
+        command = self._driver.command(["python3", "-I", "-S", "-c", "pass"])
+        process = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            pass_fds=command.pass_fds,
+            env={},
+            cwd="/",
+        )
+        return process, command
+
+    def _end(self, process: subprocess.Popen[bytes], command: Command) -> None:
+        code = process.wait()
+        self._driver.release(command)
+        if code != 0:
+            raise SystemExit(f"a bare start ended with {code}")
+
+
+@contextmanager
+def bare_starts(folder: Path) -> Iterator[Bare]:
+    """Gives what makes bare starts."""
     (folder / "driver").mkdir(mode=0o700)
     (folder / "shared").mkdir(mode=0o755)
     driver = BubblewrapDriver("bench", folder / "driver", shared=folder / "shared")
@@ -110,23 +165,6 @@ def bare_starts(folder: Path) -> Iterator[Callable[[], float]]:
     try:
         if not statement.usable:
             raise SystemExit(statement.problem)
-        yield lambda: _bare_start(driver)
+        yield Bare(driver)
     finally:
         asyncio.run(driver.close())
-
-
-def _bare_start(driver: BubblewrapDriver) -> float:
-    command = driver.command(["python3", "-I", "-S", "-c", "pass"])
-    try:
-        begin = time.perf_counter()
-        subprocess.run(
-            command.argv,
-            stdin=subprocess.DEVNULL,
-            pass_fds=command.pass_fds,
-            env={},
-            cwd="/",
-            check=True,
-        )
-        return time.perf_counter() - begin
-    finally:
-        driver.release(command)

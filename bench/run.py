@@ -19,12 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import hutch
-from bench import floors, output, sandboxes, starts
+from bench import floors, output, peers, sandboxes, starts
+from bench.stack import stack
 from bench.stats import Figure
 
 RESULTS = Path(__file__).parent / "results"
-COLD_START_GOAL = 2.0  # times a bare start
+BUILD = Path(__file__).parents[1] / "build"
+COLD_START_GOAL = 1.5  # times a bare start
 CHILD_GOAL = 1.3  # times a cold start
+FAN_OUT_GOAL = 0.7  # at least, times the rate of bare starts
+IDLE_GOAL = 0.3  # times an idle ipykernel
+AT_ONCE = 8
 
 
 async def measure_floors(folder: Path, scale: int) -> list[Figure]:
@@ -37,17 +42,31 @@ async def measure_floors(folder: Path, scale: int) -> list[Figure]:
 
 
 def measure_invocations(folder: Path, scale: int) -> tuple[list[Figure], dict[str, Any]]:
-    """Whole invocations, with a controller and a host that live for this only."""
-    with floors.bare_starts(folder) as bare_start, hutch.connect(state=folder / "state") as client:
-        bare, cold, ratio = starts.cold_starts(client, bare_start, 4 * scale)
+    """Whole invocations, with a controller and a host that live for this only and no warm pool."""
+    with (
+        floors.bare_starts(folder) as bare_starts,
+        stack() as running,
+        hutch.connect(running.target) as client,
+    ):
+        bare, cold, ratio = starts.cold_starts(client, bare_starts, 4 * scale)
         figures = [bare, cold, starts.children(client, 4 * scale)]
+        rate, bare_rate = starts.fan_out(client, bare_starts, 8 * scale, AT_ONCE)
         more = {
             "cold_start / bare_start": ratio,
-            "fan_out_children_a_second": round(starts.fan_out(client, 8 * scale, 8), 1),
+            "fan_out": {"children_a_second": rate, "bare_starts_a_second": bare_rate},
             "breakdown_of_a_cold_start_ms": starts.breakdown(client, 2 * scale),
-            "output": output.follow(client, folder / "state", 20 * scale).summary(),
         }
+    with hutch.connect(state=folder / "state") as client:
+        more["output"] = output.follow(client, folder / "state", 20 * scale).summary()
     return figures, more
+
+
+def compare_idle(idle_bytes: int, kernel: tuple[Figure, int] | None) -> dict[str, Any]:
+    """The memory of an idle sandbox beside that of an idle ipykernel, where there is one."""
+    found: dict[str, Any] = {"sandbox_pss_bytes": idle_bytes, "ipykernel_pss_bytes": None}
+    if kernel is not None:
+        found["ipykernel_pss_bytes"] = kernel[1]
+    return found
 
 
 def report(figures: list[Figure], more: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +98,14 @@ def show(result: dict[str, Any], path: Path) -> None:
     """Prints the table for people."""
     for name, figure in result["figures"].items():
         print(f"{name:24} p50 {figure['p50_ms']:9.3f} ms   p90 {figure['p90_ms']:9.3f} ms")
-    print(f"{'fan-out':24} {result['fan_out_children_a_second']:.1f} children a second")
+    rate, bare = result["fan_out"].values()
+    print(
+        f"{'fan-out':24} {rate:.1f} children a second, {rate / bare:.2f} of bare starts"
+        f" (goal: at least {FAN_OUT_GOAL}, {'met' if rate / bare >= FAN_OUT_GOAL else 'missed'})"
+    )
+    mine, kernel = result["idle"].values()
+    beside = f", {mine / kernel:.2f} of an ipykernel (goal: at most {IDLE_GOAL})" if kernel else ""
+    print(f"{'an idle sandbox':24} {mine / 2**20:.1f} MiB{beside}")
     for name, ratio in result["ratios"].items():
         goal = result["goals"][name]
         print(
@@ -111,9 +137,10 @@ def main() -> int:
         folder = Path(name)
         folder.chmod(0o755)  # sandboxes run as other users
         figures = asyncio.run(measure_floors(folder, scale))
-        alone, steps = asyncio.run(sandboxes.lives(folder, 4 * scale))
+        alone, steps, idle_bytes = asyncio.run(sandboxes.lives(folder, 4 * scale))
         invocations, more = measure_invocations(folder, scale)
         more["steps_of_a_sandbox_alone_ms"] = steps
+        more["idle"] = compare_idle(idle_bytes, peers.ipykernel(BUILD))
         result = report([*figures, alone, *invocations], more)
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"

@@ -7,11 +7,13 @@ much of a cold start is the sandbox's own.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from itertools import pairwise
 from pathlib import Path
 
 from bench.stats import Figure, figure
+from sandbox.drivers import procfs
 from sandbox.drivers.bubblewrap import BubblewrapDriver
 from sandbox.drivers.driver import Container, Limits, SandboxRequest
 from sandbox.runtime import frames
@@ -19,6 +21,7 @@ from sandbox.runtime import frames
 STEPS = ("created", "ready", "started", "done", "captured", "destroyed")
 _MIB = 1024 * 1024
 _PROGRAM = b"return 1"
+_IDLE_SECONDS = 1.0  # then it has loaded what it loads when idle
 _LIMITS = Limits(
     memory_limit_bytes=512 * _MIB,
     pids_limit=128,
@@ -88,8 +91,34 @@ async def _one(driver: BubblewrapDriver, number: int) -> list[float]:
     return [after - before for before, after in pairwise(moments)]
 
 
-async def lives(folder: Path, count: int) -> tuple[Figure, dict[str, float]]:
-    """From `create` to the end of the first cell, and the median milliseconds of every step."""
+async def _idle(driver: BubblewrapDriver) -> int:
+    container = await driver.create(
+        SandboxRequest(sandbox_id="sbx_idle", template="default", limits=_LIMITS)
+    )
+    try:
+        channel = _Channel(container)
+        await channel.until("ready")
+        await channel.send(_CELL, _PROGRAM)
+        await channel.until("done")
+        await asyncio.sleep(_IDLE_SECONDS)
+        own = [
+            pid
+            for pid in procfs.children(os.getpid())
+            if b"sbx_idle" in procfs.read(pid, "cmdline")
+        ]
+        every = [*own, *(below for pid in own for below in procfs.descendants(pid))]
+        return sum(procfs.pss_bytes(pid) for pid in every)
+    finally:
+        await container.destroy()
+
+
+async def lives(folder: Path, count: int) -> tuple[Figure, dict[str, float], int]:
+    """A sandbox's life, again and again.
+
+    Returns:
+        From `create` to the end of the first cell; the median milliseconds of every step; the
+        proportional share of memory of all processes of one that is idle, in bytes.
+    """
     for name in ("alone", "alone-shared"):
         (folder / name).mkdir(mode=0o755)
     driver = BubblewrapDriver("bench-alone", folder / "alone", shared=folder / "alone-shared")
@@ -98,6 +127,7 @@ async def lives(folder: Path, count: int) -> tuple[Figure, dict[str, float]]:
         raise SystemExit(statement.problem)
     try:
         lives = [await _one(driver, number) for number in range(count + 2)][2:]
+        idle = await _idle(driver)
     finally:
         await driver.close()
     until_done = STEPS.index("done") + 1
@@ -105,4 +135,4 @@ async def lives(folder: Path, count: int) -> tuple[Figure, dict[str, float]]:
         step: round(1000 * figure(step, [life[index] for life in lives]).p50, 2)
         for index, step in enumerate(STEPS)
     }
-    return figure("sandbox_alone", [sum(life[:until_done]) for life in lives]), steps
+    return figure("sandbox_alone", [sum(life[:until_done]) for life in lives]), steps, idle

@@ -23,7 +23,8 @@ class Stack:
     def __init__(self, folder: Path, pool_size: int, capacity: int) -> None:
         self.folder = folder
         self.target = f"unix:{folder / 'c.sock'}"
-        host = ["sandbox.host", "--state", str(folder / "host"), "--socket", str(folder / "h.sock")]
+        host = ["sandbox.host", "--state", str(folder / "state" / "host")]
+        host += ["--socket", str(folder / "h.sock")]
         host += ["--pool-size", str(pool_size), "--capacity", str(capacity)]
         controller = ["controller", "--state", str(folder / "state")]
         controller += ["--socket", str(folder / "c.sock")]
@@ -62,7 +63,7 @@ def stack(*, pool_size: int = 0, capacity: int = 64) -> Iterator[Stack]:
         folder = Path(name)
         folder.chmod(0o755)  # sandboxes run as other users
         (folder / "state").mkdir(mode=0o700)
-        (folder / "host").mkdir(mode=0o700)
+        (folder / "state" / "host").mkdir(mode=0o700)
         found = Stack(folder, pool_size, capacity)
         try:
             yield found

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime
 
 import hutch
+from bench.floors import Bare
 from bench.stats import Figure, figure
 
 _CHILDREN = """
@@ -27,7 +28,7 @@ return seconds[1:]
 
 
 def cold_starts(
-    client: hutch.Client, bare_start: Callable[[], float], count: int
+    client: hutch.Client, bare_starts: Bare, count: int
 ) -> tuple[Figure, Figure, float]:
     """From `invoke` to its value, each with a sandbox made for it, in turn with a bare start.
 
@@ -38,7 +39,7 @@ def cold_starts(
     """
     bare, cold = [], []
     for _ in range(count + 2):
-        bare.append(bare_start())
+        bare.append(bare_starts.once())
         begin = time.perf_counter()
         client.invoke(program="return 1")
         cold.append(time.perf_counter() - begin)
@@ -53,8 +54,13 @@ def children(client: hutch.Client, count: int) -> Figure:
     return figure("child", seconds)
 
 
-def fan_out(client: hutch.Client, count: int, at_once: int) -> float:
-    """Children a second with a fresh sandbox each, so many at once."""
+def fan_out(client: hutch.Client, bare: Bare, count: int, at_once: int) -> tuple[float, float]:
+    """Children a second with a fresh sandbox each, so many at once; beside bare starts likewise.
+
+    Returns:
+        The rate of children, and that of bare starts: the mean of before and after.
+    """
+    before = bare.rate(count, at_once)
     program = """
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -69,7 +75,7 @@ with ThreadPoolExecutor(at_once) as pool:
 return count / (time.perf_counter() - begin)
 """
     rate: float = client.invoke(program=program, count=count, at_once=at_once)
-    return rate
+    return rate, (before + bare.rate(count, at_once)) / 2
 
 
 def breakdown(client: hutch.Client, count: int) -> dict[str, float]:
