@@ -82,9 +82,8 @@ def _spawn(fields: Fields, parts: PartReader, call: pb.SandboxCall) -> None:
         spec.output.output_view_bytes = view_bytes
     if limit_bytes := fields.number("output_limit_bytes"):
         spec.output.output_limit_bytes = limit_bytes
-    if fields.has("tools"):
-        for item in fields.items("tools", _MAX_TOOLS):
-            _tool(Fields(item, "call.tools"), spec)
+    for item in fields.items("tools", _MAX_TOOLS):
+        _tool(Fields(item, "call.tools"), spec)
 
 
 def _tool(fields: Fields, spec: invocation_pb2.InvocationSpec) -> None:

@@ -225,7 +225,7 @@ def _how_it_ended(fields: Fields, parts: PartReader, completed: pb.CellCompleted
 
 
 def _text(fields: Fields, parts: PartReader, interactive: bool) -> str:
-    part = fields.take("text") if fields.has("text") else None
+    part = fields.take("text")
     if part is None:
         return ""
     data = parts.data(part)

@@ -48,6 +48,7 @@ SPAWN: dict[str, Any] = {
     "retry_on_loss": False,
     "output_view_bytes": 0,
     "output_limit_bytes": 0,
+    "tools": [],
 }
 SAVE = {
     "type": "call",

@@ -127,6 +127,7 @@ async def test_a_spawn_reaches_the_controller_and_its_reply_the_sandbox_once() -
                 "retry_on_loss": True,
                 "output_view_bytes": 0,
                 "output_limit_bytes": 0,
+                "tools": [],
             },
             b"return x42{}",
         )

@@ -13,13 +13,22 @@ from typing import Any
 
 import pytest
 
-from hutch.v1 import cell_pb2, ending_pb2, invocation_service_pb2
+from hutch.v1 import cell_pb2, ending_pb2, invocation_pb2, invocation_service_pb2
 from hutch.v1 import host_service_pb2 as pb
+from hutch.v1 import sandbox_file_pb2 as files
 from sandbox import drivers
 from sandbox.drivers import procfs
 from sandbox.drivers.driver import Driver, Level, SandboxRequest, Statement
 from sandbox.host.offers import prepare
-from tests.support.host import Conversation, HostUnderTest, content, host, make_spec, until
+from tests.support.host import (
+    Conversation,
+    HostUnderTest,
+    content,
+    host,
+    make_cell,
+    make_spec,
+    until,
+)
 
 STDOUT = invocation_service_pb2.OUTPUT_STREAM_STDOUT
 NAMES = ("fake", "bubblewrap")
@@ -345,3 +354,50 @@ async def test_case_43_memory_death_is_named_by_the_kernels_counter() -> None:
         assert completed.evidence.oom_kill_count >= 1
         assert (completed.evidence.limit, completed.evidence.limit_value) == ("memory", 192 << 20)
         assert completed.evidence.memory_peak_bytes > 150 << 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_box_shows_reads_input_answers_tool_calls_and_its_files_are_at_hand(
+    name: str,
+) -> None:
+    async with real_host(name, pool_size=1, pool_tmpfs_limit_bytes=64 << 20) as (it, _):
+        await until(lambda: it.running.table.pool.ready_count == 1)
+        talk = it.attach()
+
+        async def run(cell: str, code: str, **inputs: bytes) -> dict[str, Any]:
+            order = make_cell(code, cell, **inputs)
+            order.mode, order.stdin = invocation_pb2.INVOCATION_MODE_INTERACTIVE, True
+            await talk.send(run_cell=order)
+            return await until_completed(talk)
+
+        await talk.send(stdin=pb.StdinChunk(data=b"Ada\n"))
+        seen = await run("cell_1", "name = input()\nname.upper()")
+        assert seen["cell_completed"].text == "'ADA'"
+        assert seen["stdin_taken"].offset == 4
+        rich = "class Rich:\n    def _repr_html_(self): return '<b>'\n"
+        seen = await run("cell_2", f"open('note', 'w').write(name)\n{rich}Rich()")
+        assert "Rich" in seen["cell_completed"].text
+        shown = {item.media_type: item.content.data for item in seen["display"].data}
+        assert seen["display"].is_result
+        assert shown["text/html"] == b"<b>"
+        read = files.FileRead(max_bytes=100)
+        operation = files.FileOperation(operation_id="f1", path="note", read=read)
+        await talk.send(file_operation=operation)
+        outcome = await talk.next("file_outcome")
+        assert (outcome.problem, outcome.data, outcome.end) == ("", b"Ada", True)
+        # A tool that no living REPL has.
+        call = pb.ToolDelivery(call_id="t1", tool_id="tool_x_1", arguments=content(b"{}"))
+        await talk.send(tool=call)
+        result = await talk.next("tool_result")
+        assert (result.call_id, result.failure.reason) == ("t1", "TOOL_UNREACHABLE")
+
+
+async def until_completed(talk: Conversation) -> dict[str, Any]:
+    """Reads up to a cell's end and returns the last event of each kind."""
+    seen: dict[str, Any] = {}
+    while "cell_completed" not in seen:
+        event = await talk._read()
+        talk.last_sequence = event.sequence
+        kind = str(event.WhichOneof("event"))
+        seen[kind] = getattr(event, kind)
+    return seen
