@@ -27,6 +27,7 @@ def confine(settings: Settings, supervisor: int, kept: tuple[int, ...]) -> None:
     signals.set_wakeup_fd(-1)
     for number in (signals.SIGCHLD, signals.SIGTERM, signals.SIGHUP):
         signals.signal(number, signals.SIG_DFL)
+    linux.go_first_without_memory()
     posix.setsid()
     _close_all_but(kept)
     null = posix.open("/dev/null", posix.O_RDWR)

@@ -72,24 +72,26 @@ class Entry:
 class History:
     """All cells, the first at 0; the one that runs is the last."""
 
-    __slots__ = ("_entries", "_kept")
+    __slots__ = ("_entries", "_kept", "_total")
 
     def __init__(self) -> None:
         """Begins empty."""
         self._entries: list[Entry] = []
-        self._kept: list[Entry] = []  # those with a recording, oldest first
+        self._kept: list[tuple[Entry, int]] = []  # oldest first, with what was recorded at its end
+        self._total = 0
 
     def begin(self, recording: int) -> Entry:
         """Adds the cell that begins; recordings beyond the bounds are given up, oldest first."""
+        if self._entries:
+            last = self._entries[-1]
+            self._kept.append((last, last.recorded))
+            self._total += last.recorded
+        while len(self._kept) > MAX_RECORDINGS or self._total > MAX_BYTES:
+            oldest, size = self._kept.pop(0)
+            self._total -= size
+            oldest.forget()
         entry = Entry(recording)
         self._entries.append(entry)
-        if recording >= 0:
-            self._kept.append(entry)
-            total = sum(kept.recorded for kept in self._kept)
-            while len(self._kept) > MAX_RECORDINGS or total > MAX_BYTES:
-                oldest = self._kept.pop(0)
-                total -= oldest.recorded
-                oldest.forget()
         return entry
 
     def __getitem__(self, index: Any) -> Any:

@@ -197,3 +197,8 @@ def test_a_cell_that_a_dead_repl_was_sent_half_of_is_not_run(client: FrameClient
     assert (report.outcome, report.stdout, report.header["state_lost"]) == ("repl_died", b"", True)
     assert "before the cell began" in report.failure["message"]
     assert client.run("print('on')").stdout == b"on\n"
+
+
+def test_the_codes_processes_go_first_when_memory_is_short(client: FrameClient) -> None:
+    report = client.run("open('/proc/self/oom_score_adj').read()", mode="interactive")
+    assert report.text == "'500\\n'"
