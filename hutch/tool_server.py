@@ -92,7 +92,13 @@ class ClientTools:
         if self._server is None:
             self._server = ToolServer(transport, self.front)
         server = self._server
-        await server.ready()
+        try:
+            await server.ready()
+        except HutchError:
+            if self._server is server:
+                self._server = None  # the next call tries afresh
+                await server.close()
+            raise
         # A blocking client's loop is no user's: coroutines of tools then have one of their own.
         is_users = self.front is self._client
         loop = asyncio.get_running_loop() if is_users else None
@@ -156,7 +162,7 @@ class ToolServer:
 
     async def close(self) -> None:
         """Ends the stream. Threads that run tools end with them; nobody gets their outcomes."""
-        self._runner.close()
+        await asyncio.to_thread(self._runner.close)
         tasks = {self._task, *self._moving}
         for task in tasks:
             task.cancel()

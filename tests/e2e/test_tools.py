@@ -286,3 +286,38 @@ def test_calls_of_a_cut_stream_go_on(own_stack: Stack) -> None:
         own_stack.start_controller()
         assert handle.result(60) == list(range(50))
     assert seen == list(range(50))
+
+
+def test_a_box_calls_tools_of_its_client_and_serves_its_own_between_cells(
+    client: hutch.Client,
+) -> None:
+    program = "return [ask(n) for n in range(3)]"
+    with client.sandbox(double=lambda n: n * 2, max_depth=2) as box:
+        assert box.run("double(4)").text == "8"
+        box.run("import hutch\nseen = []\ndef ask(n):\n    seen.append(n)\n    return n + 1")
+        box.run(f"child = hutch.spawn(program={program!r}, ask=ask)")
+        assert box.run("child.result(), seen").text == "([1, 2, 3], [0, 1, 2])"
+
+
+def test_a_repl_that_died_while_it_served_leaves_the_outcome_unknown(
+    client: hutch.Client,
+) -> None:
+    program = (
+        "import hutch\n"
+        "found = []\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        die()\n"
+        "    except hutch.HutchError as error:\n"
+        "        found.append(type(error).__name__)\n"
+        "return found\n"
+    )
+    with client.sandbox(max_depth=2) as box:
+        box.run("import hutch, os\ndef die():\n    os._exit(3)")
+        box.run(f"child = hutch.spawn(program={program!r}, die=die)")
+        tree = client.list_invocations(tree_of=box.id).invocations
+        ended = client.wait_invocation(tree[1].invocation_id, 60)
+        # The new REPL has no such tool, whatever its own are called.
+        assert ended.value is not None
+        assert ended.value.json == b'["ToolOutcomeUnknown","ToolUnreachableError"]'
+        assert box.run("1 + 1").state_lost

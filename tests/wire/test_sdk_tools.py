@@ -281,7 +281,9 @@ async def test_a_controller_that_will_not_be_served_refuses_the_call(script: Scr
     async with hutch.AsyncClient(target) as client:
         with pytest.raises(hutch.FieldInvalidError, match="server_id: no"):
             await client.invoke(program="x", search=search)
-    assert controller.calls["CreateInvocation"] == 0
+        assert controller.calls["CreateInvocation"] == 0
+        controller.finish = returned(b"1")
+        assert await client.invoke(program="x", search=search) == 1
 
 
 @pytest.mark.parametrize("given", [Account, iter(()), object()])
