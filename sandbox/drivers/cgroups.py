@@ -73,6 +73,11 @@ class Cgroup:
         """Its directories, each once."""
         return list(dict.fromkeys(self.folders.values()))
 
+    @property
+    def is_certain(self) -> bool:
+        """Yes: the first process joins before it starts another, and none of them can leave."""
+        return True
+
     def join_files(self) -> list[Path]:
         """Files into which a process writes 0 to come in, with all it starts afterwards.
 

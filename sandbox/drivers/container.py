@@ -37,6 +37,10 @@ _SIGNAL_BASE = 128
 class Group(Protocol):
     """A cgroup, whoever made it."""
 
+    @property
+    def is_certain(self) -> bool:
+        """Whether every process of the sandbox is in it from its beginning to its end."""
+
     def pids(self) -> set[int]:
         """The processes in it."""
 
@@ -198,8 +202,10 @@ class BubblewrapContainer:
         found: set[int] = set()
         if self._child.return_code is None:
             found.add(self._child.pid)
-        if self._group is not None and (inside := self._group.pids()):
-            return found | inside
+        if self._group is not None:
+            inside = self._group.pids()
+            if inside or self._group.is_certain:  # no look at all processes of the machine
+                return found | inside
         if self._group is None or found:  # a process may be about to join its group
             found |= set(processes_of(self._mark))
         if self._child.pid in found:

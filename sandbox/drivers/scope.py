@@ -68,6 +68,11 @@ class ScopeGroup:
                 return Cgroup(version=2, folders={"memory": folder})
         return None
 
+    @property
+    def is_certain(self) -> bool:
+        """No: systemd puts a process there when it comes to it, and forgets an empty scope."""
+        return False
+
     def pids(self) -> set[int]:
         """The processes in it."""
         group = self._group()
