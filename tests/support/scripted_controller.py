@@ -292,6 +292,26 @@ class ScriptedController(
         await self._leave("CancelInvocation", context)
         return pb.CancelInvocationResponse(invocation=invocation)
 
+    # It plays no boxes and no views.
+
+    async def ListEvents(
+        self, request: pb.ListEventsRequest, context: Any
+    ) -> pb.ListEventsResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "ListEvents")
+        raise AssertionError
+
+    async def WriteStdin(
+        self, request: pb.WriteStdinRequest, context: Any
+    ) -> pb.WriteStdinResponse:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "WriteStdin")
+        raise AssertionError
+
+    async def AttachInvocation(
+        self, request_iterator: AsyncIterator[pb.AttachInvocationRequest], context: Any
+    ) -> AsyncIterator[pb.AttachInvocationResponse]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "AttachInvocation")
+        yield pb.AttachInvocationResponse()
+
     # --- ArtifactService -----------------------------------------------------------------------
 
     def publish(
