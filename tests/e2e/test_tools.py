@@ -321,3 +321,32 @@ def test_a_repl_that_died_while_it_served_leaves_the_outcome_unknown(
         assert ended.value is not None
         assert ended.value.json == b'["ToolOutcomeUnknown","ToolUnreachableError"]'
         assert box.run("1 + 1").state_lost
+
+
+def test_a_forged_tool_can_neither_be_called_nor_given(client: hutch.Client) -> None:
+    program = (
+        "import hutch\n"
+        "from hutch import tools\n"
+        "found = []\n"
+        "for forged in ids:\n"
+        "    fake = tools.Tool(t._port, tools.Grant(forged))\n"
+        "    for use in (fake, lambda: invoke(program='return 1', fake=fake)):\n"
+        "        try:\n"
+        "            found.append(use())\n"
+        "        except hutch.HutchError as error:\n"
+        "            found.append(type(error).__name__)\n"
+        "return found\n"
+    )
+    calls: list[int] = []
+
+    def secret() -> int:
+        calls.append(1)
+        return 1
+
+    with client.sandbox(secret=secret) as other:
+        (granted,) = other.run("secret.__hutch_tool__ and secret._grant.tool_id").text.split()
+        ids = [granted.strip("'"), "tool_" + "a" * 32 + "_1", "x" * 300]
+        found = client.invoke(program=program, ids=ids, t=lambda: 1)
+    assert set(found) <= {"GrantDeniedError", "FieldInvalidError"}
+    assert len(found) == 6
+    assert not calls
