@@ -287,8 +287,6 @@ class AsyncBox:
         Raises:
             CellNotFoundError: The box was never given such a cell.
         """
-        async for _ in self.read_output(cell_id, max_bytes=1):
-            pass
         side = self._make_side_stream()
         try:
             record = side.watch(cell_id, self._view_bytes)

@@ -169,10 +169,9 @@ class BoxStream:
         return record
 
     def watch(self, cell_id: str, view_bytes: int) -> CellRecord:
-        """Waits for the end of a cell that was given before."""
+        """Waits for the end of a cell that was given before; there may be no such cell."""
         self._check_alive()
         record = CellRecord(cell_id, None, None, view_bytes)
-        record.accept()
         self._records[cell_id] = record
         self._ensure()
         return record
@@ -390,6 +389,8 @@ class BoxStream:
             self._complete(convert.cell(response.cell_completed))
         elif kind == "ended":
             self._end(convert.invocation(response.ended))
+        elif kind == "heartbeat":
+            self._miss()
         if kind != "attached":
             self._sequence = max(self._sequence, response.sequence)
 
@@ -402,6 +403,9 @@ class BoxStream:
             self._outgoing.extend(self._unacknowledged())
             self._more.set()
         self._linked = True
+        self._accept(response.attached.running_cell_id)
+        for cell_id in response.attached.waiting_cell_ids:
+            self._accept(cell_id)
         if self._greeted is not None and not self._greeted.done():
             self._greeted.set_result(convert.box_status(response.attached))
 
@@ -438,6 +442,13 @@ class BoxStream:
         record = self._records.get(cell_id)
         if record is not None:
             record.accept()
+
+    def _miss(self) -> None:
+        """Nothing is left to be told: a cell that is still not known does not exist."""
+        for record in list(self._records.values()):
+            if record.request is None and not record.accepted.is_set():
+                del self._records[record.cell_id]
+                record.fail(refused("CELL_NOT_FOUND", f"no cell {record.cell_id!r}"))
 
     def _complete(self, cell: types.Cell) -> None:
         record = self._records.pop(cell.cell_id, None)

@@ -31,6 +31,12 @@ _TCP_OPTIONS: Sequence[tuple[str, int | str]] = (
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
 )
+# What a reader has not taken waits in memory here: a window that grows with the line's speed would
+# hold tens of megabytes of it.
+_SLOW_READER_OPTIONS: Sequence[tuple[str, int | str]] = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 1024 * 1024),
+)
 
 
 def check_target(target: str) -> str:
@@ -58,13 +64,19 @@ def _invalid(message: str) -> FieldInvalidError:
     return FieldInvalidError(message, "FIELD_INVALID", {"field": "target"})
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """A channel to a checked target; it connects when first used."""
+def open_channel(target: str, *, slow_reader: bool = False) -> grpc.aio.Channel:
+    """A channel to a checked target; it connects when first used.
+
+    Args:
+        target: Where to.
+        slow_reader: Whether what is not read must stay with the sender.
+    """
+    options = (*_OPTIONS, *(_SLOW_READER_OPTIONS if slow_reader else ()))
     if target.startswith("unix:"):
         # The peer is a path, not a name: every server takes this authority.
-        options = (*_OPTIONS, ("grpc.default_authority", "localhost"))
+        options = (*options, ("grpc.default_authority", "localhost"))
         return grpc.aio.insecure_channel(target, options=options)
-    return grpc.aio.insecure_channel(target, options=(*_OPTIONS, *_TCP_OPTIONS))
+    return grpc.aio.insecure_channel(target, options=(*options, *_TCP_OPTIONS))
 
 
 def credentials(target: str, api_key: str) -> tuple[tuple[str, str], ...]:

@@ -95,7 +95,7 @@ class Link:
 
     def __init__(self, target: str, metadata: tuple[tuple[str, str], ...]) -> None:
         """A connection that is made when it is first used."""
-        self._channel = channel.open_channel(target)
+        self._channel = channel.open_channel(target, slow_reader=True)
         self.metadata = metadata
         self.invocations = invocation_service_pb2_grpc.InvocationServiceStub(self._channel)
 

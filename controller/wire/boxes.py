@@ -26,6 +26,7 @@ from hutch.v1 import invocation_service_pb2 as isv
 
 CHUNK_BYTES = 256 * 1024
 REFUSALS = 1000
+CUT_SECONDS = 0.5  # a client that half-closes stays longer, or has no open cell
 POSITIONS = 1000  # ended cells whose later output is told
 STREAMS = (("stdout", isv.OUTPUT_STREAM_STDOUT), ("stderr", isv.OUTPUT_STREAM_STDERR))
 
@@ -66,6 +67,7 @@ class BoxStream:
         self._again: deque[CellId] = deque()  # ended before they were given once more
         self._own: dict[CellId, None] = {}  # given on this stream, not ended
         self._half_closed = False
+        self._half_closed_seconds = 0.0
         self._positions: dict[CellId, list[int]] = {
             CellId(item.cell_id): [item.stdout_offset, item.stderr_offset]
             for item in attach.positions
@@ -79,8 +81,9 @@ class BoxStream:
         self._feed = watchers.follow(self._tree_id)
         reader = asyncio.create_task(self._read(requests), name="box-read")
         try:
-            yield Response(attached=self._greeting())
             await self._loop.settled()
+            tree = self._loop.state.trees.get(self._tree_id)
+            yield Response(sequence=tree.records if tree else 0, attached=self._greeting())
             async for message in self._replay():
                 yield message
             while not self._over:
@@ -103,8 +106,17 @@ class BoxStream:
             watchers.unfollow(self._tree_id, self._feed)
             reader.cancel()
             await asyncio.wait({reader})
-            if not self._half_closed:
+            if self._was_cut():
                 self._disconnected()
+
+    def _was_cut(self) -> bool:
+        """Whether the stream ended without a half-close.
+
+        gRPC ends the requests of a stream that was cut as it ends those of one that was
+        half-closed, a moment before it cancels.
+        """
+        waited = asyncio.get_running_loop().time() - self._half_closed_seconds
+        return not self._half_closed or waited < CUT_SECONDS
 
     def _greeting(self) -> isv.BoxAttached:
         found = isv.BoxAttached(invocation=convert.invocation_of_row(self._row))
@@ -127,6 +139,7 @@ class BoxStream:
         finally:
             self._feed.changed.set()
         self._half_closed = True
+        self._half_closed_seconds = asyncio.get_running_loop().time()
 
     async def _take(self, request: isv.AttachInvocationRequest) -> None:
         cell_id = request.submit.cell_id or request.interrupt.cell_id

@@ -1261,7 +1261,7 @@ class AttachInvocationResponse(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """For what is durable (cell_accepted, display, cell_completed, ended): its place in the journal,
-    rising, with gaps; 0 for the others.
+    rising, with gaps; for `attached` the place that the journal has come to; 0 for the others.
     """
     @_builtins.property
     def attached(self) -> Global___BoxAttached:
