@@ -84,7 +84,8 @@ class Repl:
                 order = None  # a handler of the code raised here: its signal was for a cell
 
     def _preload(self) -> Order | None:
-        """Imports one module after the other until a cell comes; returns it if one came."""
+        """Prepares for a first cell, step by step, until one comes; returns it if one came."""
+        self._prepare()
         self._site.load()
         for name in PRELOADED:
             __import__(name)
@@ -140,13 +141,17 @@ class Repl:
         self._stdin.set(descriptors.pop(0) if order.header.get("stdin") else -1)
         return recording
 
-    def _bind(self, order: Order) -> None:
-        header = order.header
+    def _prepare(self) -> None:
+        """Makes what cells need and a start does not."""
         if self._shows is None:
             from . import history, shows
 
             self._shows = shows.install(self._channel, self._threads)
             self._history = self._namespace["__history__"] = history.History()
+
+    def _bind(self, order: Order) -> None:
+        header = order.header
+        self._prepare()
         self._guest.describe(
             header["invocation"], header["depth"], header["max_depth"], header["tools"]
         )
