@@ -23,7 +23,7 @@ from sandbox.drivers.driver import (
     StartFailed,
 )
 from tests.support.sandboxes import GUARD_SECONDS, request
-from tests.support.subjects import Subject, make_driver, processes_with
+from tests.support.subjects import Subject, make_driver, mechanism, processes_with
 
 
 async def test_a_sandbox_becomes_ready_and_runs_cells(subject: Subject) -> None:
@@ -210,6 +210,40 @@ async def test_fifty_sandboxes_leave_the_machine_as_it_was(subject: Subject, fol
     after = _machine(folder)
     assert after == before
     assert await subject.driver.list() == []
+
+
+def _waiting_shells() -> list[int]:
+    """Starts that were made ready ahead: children that read their command line from a pipe."""
+    return [
+        pid
+        for pid in procfs.children(os.getpid())
+        if procfs.read(pid, "cmdline") == b"/bin/sh\0-s\0" and procfs.alive(pid)
+    ]
+
+
+async def test_a_start_that_was_made_ready_and_then_killed_is_made_again(subject: Subject) -> None:
+    container, _ = await subject.start()
+    await container.destroy()
+    for pid in _waiting_shells():
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _, speaker = await subject.start()
+    assert (await speaker.run("print(4)")).last == 4
+
+
+async def test_a_waiting_start_has_nothing_of_the_hosts(subject: Subject) -> None:
+    """Its uid is a sandbox's, and beside the standard descriptors it has the two bwrap needs."""
+    if subject.kind != "bubblewrap" or mechanism(subject.statement.enforcement, "cpu") == "":
+        pytest.skip("nothing is made ready ahead here")
+    async with asyncio.timeout(GUARD_SECONDS):
+        while not _waiting_shells():
+            await asyncio.sleep(0)
+    for pid in _waiting_shells():
+        held = {int(name) for name in os.listdir(f"/proc/{pid}/fd")} - {0, 1, 2}
+        assert len(held) <= 2
+        if os.geteuid() == 0:
+            assert 0 not in procfs.uids(pid)
+            assert b"\nCapEff:\t0000000000000000\n" in procfs.read(pid, "status")
 
 
 async def test_close_destroys_what_is_left(subject: Subject) -> None:
