@@ -427,3 +427,35 @@ def test_case_s7_whatever_a_field_holds_the_answer_is_events_or_a_breach(
         return
     for event in received.events:
         event.SerializeToString()
+
+
+STREAM = b"".join(
+    frames.encode(header, b"1" if "content" in str(header) or header in (OUTPUT, FILE) else b"")
+    for header in SOUND
+)
+
+
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(STREAM)), st.integers(0, 8), st.binary(max_size=8)),
+        max_size=6,
+    ),
+    cut=st.integers(1, 5_000),
+)
+def test_case_s7_whatever_bytes_come_the_answer_is_events_or_a_breach(
+    changes: list[tuple[int, int, bytes]], cut: int
+) -> None:
+    data = bytearray(STREAM)
+    for at, removed, put in changes:
+        data[at : at + removed] = put
+    inbound, decoder = asked(), frames.Decoder()
+    inbound.ready = False
+    try:
+        for at in range(0, len(data), cut):
+            decoder.push(data[at : at + cut])
+            while (frame := decoder.pop()) is not None:
+                for event in inbound.accept(frame).events:
+                    event.SerializeToString()
+            assert decoder.buffered_bytes <= frames.MAX_FRAME_BYTES
+    except (ProtocolBreach, frames.FrameError):
+        return
