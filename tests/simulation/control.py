@@ -259,7 +259,7 @@ class Controller:
                 pass
 
     def _checked(self, command: cmd.CheckContract) -> None:
-        accepted = not self.world.clock.likely(0.05)
+        accepted = not self.world.clock.likely(self.world.options.refusals)
         self.post(ev.ContractChecked(invocation_id=command.invocation_id, accepted=accepted))
 
     def _passed(self, command: cmd.SetDeadline) -> None:

@@ -41,6 +41,7 @@ class Options:
     faults: int = 0
     endless: bool = False
     cancels: float = 0  # how likely a root is cancelled
+    refusals: float = 0  # how likely a value is refused by its contract
     tenants: int = 2
     boxes: bool = True
     client_tools: bool = True
@@ -64,6 +65,7 @@ def options_of(seed: int) -> Options:
         faults=chance.choice((0, 0, 2, 5, 9)),
         endless=chance.random() < 0.4,
         cancels=0.15,
+        refusals=0.05,
         tenants=chance.randint(1, 3),
     )
 
