@@ -14,7 +14,7 @@ import typer
 import typer.main
 from rich.text import Text
 
-from hutch.cli import artifacts, context, display, doctor, look, run, up
+from hutch.cli import artifacts, context, display, doctor, look, run, shell, up
 from hutch.errors import HutchError, NotFoundError
 
 # Typer's own base of usage errors, by whichever package it takes it from.
@@ -56,6 +56,7 @@ def _global_options(
 
 app.command("up")(up.up)
 app.command("run")(run.run)
+app.command("shell")(shell.shell)
 app.command("ps")(look.ps)
 app.command("tree")(look.show_tree)
 app.command("show")(look.show)

@@ -43,11 +43,26 @@ def _words(detail: types.EventDetail) -> str:
                 where = f" in {sandbox_id}"
             again = f" (attempt {attempt})" if attempt > 1 else ""
             return f"{words}{where}{again}"
+        case types.CellAccepted(cell_id=cell_id, code=code):
+            return f"was given the cell {display.line(cell_id)}: {display.line(code, 100)}"
+        case types.Display(cell_id=cell_id, data=data):
+            kinds = ", ".join(display.line(item.media_type, 50) for item in data)
+            return f"its cell {display.line(cell_id)} showed {kinds}"
+        case types.ToolCalled(call_id=call_id, name=name, method=method):
+            what = f"{name}.{method}" if method else name
+            return f"called the tool {display.line(what)} as {display.line(call_id)}"
+        case types.ToolAnswered(call_id=call_id, failure=failure):
+            how = (
+                "a value" if failure is None else display.line(failure.type_name or failure.reason)
+            )
+            return f"its call {display.line(call_id)} came to {how}"
         case types.CallRefused(reason=reason, message=message):
             return f"asked in vain: {display.line(reason)}: {display.line(message, 300)}"
-        case types.CellCompleted(outcome=outcome, stdout_bytes=stdout, stderr_bytes=stderr):
-            printed = display.size(stdout + stderr)
-            return f"its code is over: {display.line(outcome)}, {printed} printed"
+        case types.CellCompleted(
+            cell_id=cell_id, outcome=outcome, stdout_bytes=stdout, stderr_bytes=stderr
+        ):
+            printed = f"{display.size(stdout + stderr)} printed"
+            return f"its cell {display.line(cell_id)} is over: {display.line(outcome)}, {printed}"
         case types.ContractChecked(accepted=True):
             return "its value was accepted"
         case types.ContractChecked(path=path, expected=expected, got=got):
@@ -74,6 +89,9 @@ def event_json(event: types.Event) -> dict[str, Any]:
     }
     if isinstance(event.detail, types.Accepted):
         document["invocation"] = display.invocation_json(event.detail.invocation)
+    elif isinstance(event.detail, types.Display):
+        document |= {"cell_id": event.detail.cell_id, "index": event.detail.index}
+        document["media_types"] = [item.media_type for item in event.detail.data]
     else:
         document |= display.plain(event.detail)
     return document

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import hutch
+from hutch import calls
 from tests.support.stack import Stack
 
 
@@ -56,7 +57,7 @@ def test_displays_are_kept_and_told(client: hutch.Client) -> None:
 
 @pytest.mark.parametrize("action", ["cancel", "detach"])
 def test_case_2_a_client_that_leaves_chooses_what_becomes_of_its_cell(
-    shared_stack: Stack, client: hutch.Client, action: str
+    shared_stack: Stack, client: hutch.Client, action: calls.OnDisconnect
 ) -> None:
     async def leave() -> str:
         async with hutch.AsyncClient(shared_stack.target) as other:
@@ -181,5 +182,5 @@ def test_a_callback_that_fails_or_waits_for_its_own_box_is_told_so(client: hutch
         with pytest.raises(hutch.HutchError, match="same box"):
             box.run("print(1)", on_output=nested)
         with pytest.raises(KeyError):
-            box.run("print(1)", on_output=lambda part: {}["x"])
+            box.run("print(1)", on_output=lambda part: dict[str, int]()["x"])
         assert box.run("1 + 1").text == "2"
