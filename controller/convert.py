@@ -53,6 +53,7 @@ LABEL_CHARACTERS = 200
 TOOLS = 256
 TOOL_METHODS = 64
 TOOL_CHARACTERS = 4000
+TOOLS_BYTES = 48 * 1024  # they fit into the header of one frame
 PATTERNS = 64
 PATTERN_CHARACTERS = 512
 US = 1_000_000
@@ -162,6 +163,13 @@ def source_in(field: str, source: bytes) -> str:
 def _tools_in(tools: Sequence[tool_pb2.ToolGrant]) -> tuple[ToolGrant, ...]:
     if len(tools) > TOOLS:
         raise _invalid("tools", f"at most {TOOLS}")
+    if sum(tool.ByteSize() for tool in tools) > TOOLS_BYTES:
+        raise Refused(
+            Reason.PAYLOAD_TOO_LARGE,
+            f"the descriptions of all tools together have over {TOOLS_BYTES} bytes",
+            field="tools",
+            limit=str(TOOLS_BYTES),
+        )
     found: dict[ToolId, ToolGrant] = {}
     for tool in tools:
         tool_id = ToolId(tool.tool_id)

@@ -13,7 +13,7 @@ from controller.core.errors import Reason, Refused
 from controller.core.ids import CellId
 from controller.core.model import CellOutcome, Failure
 from controller.engine import records as rec
-from hutch.v1 import cell_pb2
+from hutch.v1 import cell_pb2, event_pb2
 from hutch.v1 import invocation_service_pb2 as isv
 
 CELL_SECONDS = 86_400.0
@@ -96,9 +96,9 @@ def display_out(record: rec.CellDisplayed) -> cell_pb2.Display:
     return found
 
 
-def accepted_out(record: rec.CellAccepted) -> isv.InvocationCellAccepted:
+def accepted_out(record: rec.CellAccepted) -> event_pb2.InvocationCellAccepted:
     """That a cell waits or runs."""
-    return isv.InvocationCellAccepted(cell_id=record.cell_id, code=record.code[:CODE_SHOWN])
+    return event_pb2.InvocationCellAccepted(cell_id=record.cell_id, code=record.code[:CODE_SHOWN])
 
 
 def cell_output_id(invocation_id: str, cell_id: str) -> str:

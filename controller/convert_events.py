@@ -17,7 +17,7 @@ from controller.core.ids import sandbox_id_of
 from controller.core.model import Ending, State
 from controller.engine import records as rec
 from controller.store.ports import Journal, StoredRecord
-from hutch.v1 import invocation_pb2
+from hutch.v1 import event_pb2, invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
 
 EVENTS = 25
@@ -39,7 +39,7 @@ async def view(
     if request.max_bytes > EVENT_BYTES_MAXIMUM:
         raise Refused(Reason.FIELD_INVALID, f"at most {EVENT_BYTES_MAXIMUM}", field="max_bytes")
     limit = request.max_events or EVENTS
-    last: deque[isv.EventView] = deque(maxlen=limit + 1)  # one more shows that there are more
+    last: deque[event_pb2.EventView] = deque(maxlen=limit + 1)  # one more shows that there are more
     maker = EventMaker(codec)
     members = {request.invocation_id}
     after = 0
@@ -66,18 +66,18 @@ async def view(
     )
 
 
-def grow(members: set[str], event: isv.InvocationEvent, *, tree: bool) -> None:
+def grow(members: set[str], event: event_pb2.InvocationEvent, *, tree: bool) -> None:
     """Takes a new descendant into the set of those whose events are wanted."""
     if tree and event.HasField("accepted") and event.accepted.invocation.parent_id in members:
         members.add(event.invocation_id)
 
 
-def _shortened(event: isv.InvocationEvent, limit: int) -> isv.EventView:
+def _shortened(event: event_pb2.InvocationEvent, limit: int) -> event_pb2.EventView:
     kind = event.WhichOneof("event") or ""
     body = MessageToDict(getattr(event, kind), preserving_proto_field_name=True)
     whole = json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
     text = whole[:limit].decode("utf-8", "ignore")  # a character that was cut through is left out
-    return isv.EventView(
+    return event_pb2.EventView(
         sequence=event.sequence,
         event_time=event.event_time,
         invocation_id=event.invocation_id,
@@ -99,9 +99,9 @@ class EventMaker:
         self._endings: dict[str, Ending] = {}
         self._tools: dict[str, str] = {}
 
-    def event_of(self, stored: StoredRecord) -> isv.InvocationEvent | None:
+    def event_of(self, stored: StoredRecord) -> event_pb2.InvocationEvent | None:
         """The event of one record, or None."""
-        event = isv.InvocationEvent(
+        event = event_pb2.InvocationEvent(
             sequence=stored.sequence,
             event_time=convert.timestamp(stored.time_us),
             invocation_id=stored.invocation_id,
@@ -109,7 +109,7 @@ class EventMaker:
         record = self._codec.load(stored.payload)
         return event if self._fill(event, record) else None
 
-    def _fill(self, event: isv.InvocationEvent, record: rec.Record) -> bool:
+    def _fill(self, event: event_pb2.InvocationEvent, record: rec.Record) -> bool:
         match record:
             case rec.Admitted():
                 self._tools.update({item.tool_id: item.name for item in record.granted.tools})
@@ -164,7 +164,7 @@ class EventMaker:
         return True
 
 
-def _state(event: isv.InvocationEvent, state: State, attempt: int, sandbox_id: str) -> None:
+def _state(event: event_pb2.InvocationEvent, state: State, attempt: int, sandbox_id: str) -> None:
     event.state_changed.state = convert.state_out(state)
     event.state_changed.attempt = attempt
     event.state_changed.sandbox_id = sandbox_id

@@ -21,6 +21,7 @@ from hutch.v1 import (
     artifact_service_pb2,
     cell_pb2,
     ending_pb2,
+    event_pb2,
     invocation_pb2,
     invocation_service_pb2,
     tool_pb2,
@@ -212,7 +213,7 @@ def invocation_page(message: invocation_service_pb2.ListInvocationsResponse) -> 
     )
 
 
-def _detail(message: invocation_service_pb2.InvocationEvent) -> t.EventDetail:
+def _detail(message: event_pb2.InvocationEvent) -> t.EventDetail:
     match message.WhichOneof("event"):
         case "accepted":
             return t.Accepted(invocation=invocation(message.accepted.invocation))
@@ -339,7 +340,7 @@ def workspace_file(message: workspace_service_pb2.WorkspaceFile) -> t.WorkspaceF
     )
 
 
-def event(message: invocation_service_pb2.InvocationEvent) -> t.Event:
+def event(message: event_pb2.InvocationEvent) -> t.Event:
     """An event from the wire."""
     return t.Event(
         sequence=message.sequence,

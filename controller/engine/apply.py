@@ -49,21 +49,8 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
             node.enforcement = record.enforcement
             node.driver = record.driver
             node.idle_since_us = record.time_us
-        case rec.CellAccepted():
-            node.readable.update(dict.fromkeys(record.readable_artifacts))
-            node.open_cells[record.cell_id] = OpenCell(
-                cell_id=record.cell_id,
-                code=record.code,
-                inputs=record.inputs,
-                timeout_seconds=record.timeout_seconds,
-            )
-        case rec.CellInterrupted():
-            cell = node.open_cells[record.cell_id]
-            node.open_cells[record.cell_id] = replace(cell, interrupted=True)
-        case rec.CellDisplayed():
-            for item in record.data:
-                if item.artifact is not None:
-                    node.readable[item.artifact.artifact_id] = None
+        case rec.CellAccepted() | rec.CellInterrupted() | rec.CellDisplayed():
+            _of_box(node, record)
         case rec.CellRecorded() if node.interactive:
             _box_cell_ended(node, record)
         case rec.ToolCalled():
@@ -84,14 +71,7 @@ def apply(state: EngineState, record: rec.Record) -> EngineState:
                 node.returned_cell = None
                 node.return_refusals += not record.accepted
         case rec.EndingDecided():
-            node.ending = record.ending
-            node.value = record.value
-            node.checking = None
-            node.capturing = node.capturing or record.capture
-            node.state = State.ENDING
-            node.open_cells.clear()
-            _close_tool_calls(state, node)
-            state.ledger.unqueue(node)
+            _ending_decided(state, node, record)
         case rec.CaptureEnded():
             node.capturing = False
             node.captured = True
@@ -225,6 +205,35 @@ def _tree_ended(state: EngineState, tree_id: InvocationId) -> None:
     state.ledger.release(tree)
     tree.over = True
     tree.reserved = False
+
+
+def _ending_decided(state: EngineState, node: Node, record: rec.EndingDecided) -> None:
+    node.ending = record.ending
+    node.value = record.value
+    node.checking = None
+    node.capturing = node.capturing or record.capture
+    node.state = State.ENDING
+    node.open_cells.clear()
+    _close_tool_calls(state, node)
+    state.ledger.unqueue(node)
+
+
+def _of_box(node: Node, record: rec.CellAccepted | rec.CellInterrupted | rec.CellDisplayed) -> None:
+    match record:
+        case rec.CellAccepted():
+            node.readable.update(dict.fromkeys(record.readable_artifacts))
+            node.open_cells[record.cell_id] = OpenCell(
+                cell_id=record.cell_id,
+                code=record.code,
+                inputs=record.inputs,
+                timeout_seconds=record.timeout_seconds,
+            )
+        case rec.CellInterrupted():
+            cell = node.open_cells[record.cell_id]
+            node.open_cells[record.cell_id] = replace(cell, interrupted=True)
+        case rec.CellDisplayed():
+            stored = (item.artifact for item in record.data if item.artifact is not None)
+            node.readable.update({reference.artifact_id: None for reference in stored})
 
 
 def _box_cell_ended(node: Node, record: rec.CellRecorded) -> None:

@@ -7,12 +7,11 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
-from hutch.v1 import artifact_pb2 as _artifact_pb2
 from hutch.v1 import cell_pb2 as _cell_pb2
 from hutch.v1 import ending_pb2 as _ending_pb2
+from hutch.v1 import event_pb2 as _event_pb2
 from hutch.v1 import invocation_pb2 as _invocation_pb2
 from hutch.v1 import value_pb2 as _value_pb2
 import builtins as _builtins
@@ -434,13 +433,13 @@ class WatchInvocationResponse(_message.Message):
 
     EVENT_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def event(self) -> Global___InvocationEvent:
+    def event(self) -> _event_pb2.InvocationEvent:
         """The event."""
 
     def __init__(
         self,
         *,
-        event: Global___InvocationEvent | None = ...,
+        event: _event_pb2.InvocationEvent | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -502,13 +501,13 @@ class ListEventsResponse(_message.Message):
     before_sequence: _builtins.int
     """For `before_sequence`, to see those before; 0 when there are none."""
     @_builtins.property
-    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___EventView]:
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.EventView]:
         """The events."""
 
     def __init__(
         self,
         *,
-        events: _abc.Iterable[Global___EventView] | None = ...,
+        events: _abc.Iterable[_event_pb2.EventView] | None = ...,
         truncated: _builtins.bool = ...,
         before_sequence: _builtins.int = ...,
     ) -> None: ...
@@ -519,432 +518,6 @@ class ListEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
-
-@_typing.final
-class EventView(_message.Message):
-    """EventView is one event as text."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    EVENT_TIME_FIELD_NUMBER: _builtins.int
-    INVOCATION_ID_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
-    TEXT_FIELD_NUMBER: _builtins.int
-    TRUNCATED_FIELD_NUMBER: _builtins.int
-    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    """Its place in the journal of its tree."""
-    invocation_id: _builtins.str
-    """The invocation it is about."""
-    kind: _builtins.str
-    """The name of the event's field in `InvocationEvent`, for example `cell_completed`."""
-    text: _builtins.str
-    """The event as JSON, cut at a character where it is too long."""
-    truncated: _builtins.bool
-    """Whether the text was cut."""
-    total_bytes: _builtins.int
-    """How many bytes the whole text has."""
-    @_builtins.property
-    def event_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was decided."""
-
-    def __init__(
-        self,
-        *,
-        sequence: _builtins.int = ...,
-        event_time: _timestamp_pb2.Timestamp | None = ...,
-        invocation_id: _builtins.str = ...,
-        kind: _builtins.str = ...,
-        text: _builtins.str = ...,
-        truncated: _builtins.bool = ...,
-        total_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event_time", b"event_time", "invocation_id", b"invocation_id", "kind", b"kind", "sequence", b"sequence", "text", b"text", "total_bytes", b"total_bytes", "truncated", b"truncated"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___EventView: _TypeAlias = EventView  # noqa: Y015
-
-@_typing.final
-class InvocationEvent(_message.Message):
-    """InvocationEvent is one durable fact about an invocation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    SEQUENCE_FIELD_NUMBER: _builtins.int
-    EVENT_TIME_FIELD_NUMBER: _builtins.int
-    INVOCATION_ID_FIELD_NUMBER: _builtins.int
-    ACCEPTED_FIELD_NUMBER: _builtins.int
-    STATE_CHANGED_FIELD_NUMBER: _builtins.int
-    CALL_REFUSED_FIELD_NUMBER: _builtins.int
-    CELL_COMPLETED_FIELD_NUMBER: _builtins.int
-    CONTRACT_CHECKED_FIELD_NUMBER: _builtins.int
-    ARTIFACT_PUBLISHED_FIELD_NUMBER: _builtins.int
-    ENDED_FIELD_NUMBER: _builtins.int
-    CELL_ACCEPTED_FIELD_NUMBER: _builtins.int
-    DISPLAY_FIELD_NUMBER: _builtins.int
-    TOOL_CALLED_FIELD_NUMBER: _builtins.int
-    TOOL_ANSWERED_FIELD_NUMBER: _builtins.int
-    sequence: _builtins.int
-    """Its place in the journal of its tree, rising, with gaps."""
-    invocation_id: _builtins.str
-    """The invocation it is about."""
-    @_builtins.property
-    def event_time(self) -> _timestamp_pb2.Timestamp:
-        """When it was decided."""
-
-    @_builtins.property
-    def accepted(self) -> Global___InvocationAccepted:
-        """It was accepted."""
-
-    @_builtins.property
-    def state_changed(self) -> Global___InvocationStateChanged:
-        """Its state changed."""
-
-    @_builtins.property
-    def call_refused(self) -> Global___InvocationCallRefused:
-        """A request of its code was refused."""
-
-    @_builtins.property
-    def cell_completed(self) -> Global___InvocationCellCompleted:
-        """Its cell ended."""
-
-    @_builtins.property
-    def contract_checked(self) -> Global___InvocationContractChecked:
-        """Its returned value was checked."""
-
-    @_builtins.property
-    def artifact_published(self) -> Global___InvocationArtifactPublished:
-        """A file was published."""
-
-    @_builtins.property
-    def ended(self) -> Global___InvocationEnded:
-        """It ended."""
-
-    @_builtins.property
-    def cell_accepted(self) -> Global___InvocationCellAccepted:
-        """A cell was given to an interactive box."""
-
-    @_builtins.property
-    def display(self) -> _cell_pb2.Display:
-        """A cell showed something."""
-
-    @_builtins.property
-    def tool_called(self) -> Global___InvocationToolCalled:
-        """Its code called a tool."""
-
-    @_builtins.property
-    def tool_answered(self) -> Global___InvocationToolAnswered:
-        """A tool call has its outcome."""
-
-    def __init__(
-        self,
-        *,
-        sequence: _builtins.int = ...,
-        event_time: _timestamp_pb2.Timestamp | None = ...,
-        invocation_id: _builtins.str = ...,
-        accepted: Global___InvocationAccepted | None = ...,
-        state_changed: Global___InvocationStateChanged | None = ...,
-        call_refused: Global___InvocationCallRefused | None = ...,
-        cell_completed: Global___InvocationCellCompleted | None = ...,
-        contract_checked: Global___InvocationContractChecked | None = ...,
-        artifact_published: Global___InvocationArtifactPublished | None = ...,
-        ended: Global___InvocationEnded | None = ...,
-        cell_accepted: Global___InvocationCellAccepted | None = ...,
-        display: _cell_pb2.Display | None = ...,
-        tool_called: Global___InvocationToolCalled | None = ...,
-        tool_answered: Global___InvocationToolAnswered | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "display", b"display", "ended", b"ended", "event", b"event", "event_time", b"event_time", "state_changed", b"state_changed", "tool_answered", b"tool_answered", "tool_called", b"tool_called"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "artifact_published", b"artifact_published", "call_refused", b"call_refused", "cell_accepted", b"cell_accepted", "cell_completed", b"cell_completed", "contract_checked", b"contract_checked", "display", b"display", "ended", b"ended", "event", b"event", "event_time", b"event_time", "invocation_id", b"invocation_id", "sequence", b"sequence", "state_changed", b"state_changed", "tool_answered", b"tool_answered", "tool_called", b"tool_called"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "state_changed", "call_refused", "cell_completed", "contract_checked", "artifact_published", "ended", "cell_accepted", "display", "tool_called", "tool_answered"]  # noqa: Y015
-    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
-
-Global___InvocationEvent: _TypeAlias = InvocationEvent  # noqa: Y015
-
-@_typing.final
-class InvocationCellAccepted(_message.Message):
-    """InvocationCellAccepted says that a cell waits or runs."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CELL_ID_FIELD_NUMBER: _builtins.int
-    CODE_FIELD_NUMBER: _builtins.int
-    cell_id: _builtins.str
-    """The cell's id."""
-    code: _builtins.str
-    """The first 2,000 characters of the code."""
-    def __init__(
-        self,
-        *,
-        cell_id: _builtins.str = ...,
-        code: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "code", b"code"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationCellAccepted: _TypeAlias = InvocationCellAccepted  # noqa: Y015
-
-@_typing.final
-class InvocationToolCalled(_message.Message):
-    """InvocationToolCalled says which tool was called."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALL_ID_FIELD_NUMBER: _builtins.int
-    TOOL_ID_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    METHOD_FIELD_NUMBER: _builtins.int
-    call_id: _builtins.str
-    """The call's id."""
-    tool_id: _builtins.str
-    """The tool's id."""
-    name: _builtins.str
-    """Its name."""
-    method: _builtins.str
-    """The method, for an object."""
-    def __init__(
-        self,
-        *,
-        call_id: _builtins.str = ...,
-        tool_id: _builtins.str = ...,
-        name: _builtins.str = ...,
-        method: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "method", b"method", "name", b"name", "tool_id", b"tool_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationToolCalled: _TypeAlias = InvocationToolCalled  # noqa: Y015
-
-@_typing.final
-class InvocationToolAnswered(_message.Message):
-    """InvocationToolAnswered says how a tool call came out."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CALL_ID_FIELD_NUMBER: _builtins.int
-    FAILURE_FIELD_NUMBER: _builtins.int
-    call_id: _builtins.str
-    """The call's id."""
-    @_builtins.property
-    def failure(self) -> _ending_pb2.Failure:
-        """What it raised, or why there is no outcome; unset when it has a value."""
-
-    def __init__(
-        self,
-        *,
-        call_id: _builtins.str = ...,
-        failure: _ending_pb2.Failure | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "failure", b"failure"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationToolAnswered: _TypeAlias = InvocationToolAnswered  # noqa: Y015
-
-@_typing.final
-class InvocationAccepted(_message.Message):
-    """InvocationAccepted says that an invocation exists."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    INVOCATION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def invocation(self) -> _invocation_pb2.Invocation:
-        """The invocation as it was accepted."""
-
-    def __init__(
-        self,
-        *,
-        invocation: _invocation_pb2.Invocation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["invocation", b"invocation"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationAccepted: _TypeAlias = InvocationAccepted  # noqa: Y015
-
-@_typing.final
-class InvocationStateChanged(_message.Message):
-    """InvocationStateChanged says where an invocation is now."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    STATE_FIELD_NUMBER: _builtins.int
-    ATTEMPT_FIELD_NUMBER: _builtins.int
-    SANDBOX_ID_FIELD_NUMBER: _builtins.int
-    state: _invocation_pb2.InvocationState.ValueType
-    """The new state."""
-    attempt: _builtins.int
-    """The attempt it concerns, 0 before the first."""
-    sandbox_id: _builtins.str
-    """The sandbox, once there is one."""
-    def __init__(
-        self,
-        *,
-        state: _invocation_pb2.InvocationState.ValueType = ...,
-        attempt: _builtins.int = ...,
-        sandbox_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sandbox_id", b"sandbox_id", "state", b"state"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationStateChanged: _TypeAlias = InvocationStateChanged  # noqa: Y015
-
-@_typing.final
-class InvocationCallRefused(_message.Message):
-    """InvocationCallRefused says what the code asked for in vain."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    REASON_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
-    reason: _builtins.str
-    """The reason without prefix, for example `DEPTH_LIMIT_REACHED`."""
-    message: _builtins.str
-    """One sentence."""
-    def __init__(
-        self,
-        *,
-        reason: _builtins.str = ...,
-        message: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "reason", b"reason"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationCallRefused: _TypeAlias = InvocationCallRefused  # noqa: Y015
-
-@_typing.final
-class InvocationCellCompleted(_message.Message):
-    """InvocationCellCompleted says how a cell ended."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CELL_ID_FIELD_NUMBER: _builtins.int
-    OUTCOME_FIELD_NUMBER: _builtins.int
-    STDOUT_BYTES_FIELD_NUMBER: _builtins.int
-    STDERR_BYTES_FIELD_NUMBER: _builtins.int
-    cell_id: _builtins.str
-    """The cell's id."""
-    outcome: _builtins.str
-    """The outcome in lower case, for example `returned`."""
-    stdout_bytes: _builtins.int
-    """Its final number of bytes on standard output."""
-    stderr_bytes: _builtins.int
-    """Its final number of bytes on standard error."""
-    def __init__(
-        self,
-        *,
-        cell_id: _builtins.str = ...,
-        outcome: _builtins.str = ...,
-        stdout_bytes: _builtins.int = ...,
-        stderr_bytes: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cell_id", b"cell_id", "outcome", b"outcome", "stderr_bytes", b"stderr_bytes", "stdout_bytes", b"stdout_bytes"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationCellCompleted: _TypeAlias = InvocationCellCompleted  # noqa: Y015
-
-@_typing.final
-class InvocationContractChecked(_message.Message):
-    """InvocationContractChecked says whether the value was accepted."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ACCEPTED_FIELD_NUMBER: _builtins.int
-    MISMATCH_FIELD_NUMBER: _builtins.int
-    accepted: _builtins.bool
-    """Whether it was."""
-    @_builtins.property
-    def mismatch(self) -> _ending_pb2.ContractMismatch:
-        """Where and how it differs, if it was not."""
-
-    def __init__(
-        self,
-        *,
-        accepted: _builtins.bool = ...,
-        mismatch: _ending_pb2.ContractMismatch | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mismatch", b"mismatch"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "mismatch", b"mismatch"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationContractChecked: _TypeAlias = InvocationContractChecked  # noqa: Y015
-
-@_typing.final
-class InvocationArtifactPublished(_message.Message):
-    """InvocationArtifactPublished says that a file is kept."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ARTIFACT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def artifact(self) -> _artifact_pb2.Artifact:
-        """The artifact."""
-
-    def __init__(
-        self,
-        *,
-        artifact: _artifact_pb2.Artifact | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifact", b"artifact"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationArtifactPublished: _TypeAlias = InvocationArtifactPublished  # noqa: Y015
-
-@_typing.final
-class InvocationEnded(_message.Message):
-    """InvocationEnded says how an invocation ended."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ENDING_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def ending(self) -> _ending_pb2.Ending:
-        """How."""
-
-    def __init__(
-        self,
-        *,
-        ending: _ending_pb2.Ending | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ending", b"ending"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InvocationEnded: _TypeAlias = InvocationEnded  # noqa: Y015
 
 @_typing.final
 class ReadOutputRequest(_message.Message):
@@ -1268,7 +841,7 @@ class AttachInvocationResponse(_message.Message):
         """The stream is attached; comes first."""
 
     @_builtins.property
-    def cell_accepted(self) -> Global___InvocationCellAccepted:
+    def cell_accepted(self) -> _event_pb2.InvocationCellAccepted:
         """A cell was accepted."""
 
     @_builtins.property
@@ -1300,7 +873,7 @@ class AttachInvocationResponse(_message.Message):
         *,
         sequence: _builtins.int = ...,
         attached: Global___BoxAttached | None = ...,
-        cell_accepted: Global___InvocationCellAccepted | None = ...,
+        cell_accepted: _event_pb2.InvocationCellAccepted | None = ...,
         output: Global___CellOutput | None = ...,
         display: _cell_pb2.Display | None = ...,
         cell_completed: _cell_pb2.Cell | None = ...,

@@ -187,8 +187,9 @@ def test_trees_beyond_a_shrunken_capacity_end_the_youngest_first(own_stack: Stac
 def test_case_47_a_limit_over_its_maximum_is_refused_and_says_the_maximum(
     client: hutch.Client, option: str, value: int
 ) -> None:
+    options: dict[str, Any] = {option: value}
     with pytest.raises(hutch.RequestRefused) as caught:
-        client.spawn(program="return 1", **{option: value})
+        client.spawn(program="return 1", **options)
     assert caught.value.reason == "FIELD_INVALID"
 
 

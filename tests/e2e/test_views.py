@@ -86,6 +86,8 @@ return kinds, view["truncated"], len(earlier["events"]), reason
 def test_more_than_a_view_may_hold_is_refused(client: hutch.Client, stub: Any, field: str) -> None:
     handle = client.spawn(program="return 1")
     handle.result()
+    request = pb.ListEventsRequest(invocation_id=handle.id)
+    setattr(request, field, 100_000)
     with pytest.raises(grpc.RpcError) as caught:
-        stub.ListEvents(pb.ListEventsRequest(invocation_id=handle.id, **{field: 100_000}))
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+        stub.ListEvents(request)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

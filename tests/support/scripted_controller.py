@@ -20,7 +20,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from hutch.v1 import artifact_pb2, ending_pb2, invocation_pb2
+from hutch.v1 import artifact_pb2, ending_pb2, event_pb2, invocation_pb2
 from hutch.v1 import artifact_service_pb2 as artifacts_pb
 from hutch.v1 import artifact_service_pb2_grpc as artifacts_grpc
 from hutch.v1 import invocation_service_pb2 as pb
@@ -122,7 +122,7 @@ class ScriptedController(
         self.finish: Finish | None = returned(b"null")
         self.created: dict[str, pb.CreateInvocationRequest] = {}
         self.invocations: dict[str, invocation_pb2.Invocation] = {}
-        self.events: list[pb.InvocationEvent] = []
+        self.events: list[event_pb2.InvocationEvent] = []
         self.output: dict[int, bytes] = {}
         self.stored: dict[str, tuple[artifact_pb2.Artifact, bytes]] = {}
         self.calls: Counter[str] = Counter()

@@ -15,6 +15,7 @@ import pytest
 
 import hutch
 from hutch import types
+from hutch.v1 import event_pb2
 from hutch.v1 import invocation_service_pb2 as pb
 from tests.support.scripted_controller import Served, returned, serve_in_thread
 
@@ -80,7 +81,7 @@ async def test_a_blocking_call_inside_an_async_client_says_what_to_do(tmp_path: 
 
 def test_a_handle_shows_everything_without_a_loop(served: Served) -> None:
     served.script.output = {pb.OUTPUT_STREAM_STDOUT: b"hi"}
-    served.script.events = [pb.InvocationEvent(sequence=1, invocation_id="inv_1")]
+    served.script.events = [event_pb2.InvocationEvent(sequence=1, invocation_id="inv_1")]
     served.script.finish = returned(b"null")
     with hutch.connect(served.target) as client:
         handle = hutch.spawn(program="print('hi')", label="l")
@@ -104,7 +105,9 @@ async def publish(served: Served, invocation_id: str) -> None:
 
 
 def test_an_iterator_that_is_left_early_ends_its_stream(served: Served) -> None:
-    served.script.events = [pb.InvocationEvent(sequence=n, invocation_id="i") for n in (1, 2, 3)]
+    served.script.events = [
+        event_pb2.InvocationEvent(sequence=n, invocation_id="i") for n in (1, 2, 3)
+    ]
     served.script.finish = None
     with hutch.connect(served.target) as client:
         handle = client.spawn(program="x")

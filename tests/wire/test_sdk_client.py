@@ -15,6 +15,7 @@ from google.rpc import code_pb2  # type: ignore[import-untyped]
 import hutch
 from hutch import types
 from hutch.calls import make_call
+from hutch.v1 import event_pb2
 from hutch.v1 import invocation_service_pb2 as pb
 from tests.support.scripted_controller import (
     ScriptedController,
@@ -282,7 +283,7 @@ async def test_an_unknown_id_is_not_found(script: Script) -> None:
 async def test_a_cut_watch_resumes_without_gap_or_repetition(script: Script) -> None:
     controller, target = script
     controller.events = [
-        pb.InvocationEvent(sequence=n * 2, invocation_id="inv_1") for n in range(1, 8)
+        event_pb2.InvocationEvent(sequence=n * 2, invocation_id="inv_1") for n in range(1, 8)
     ]
     controller.cut_after = 2
     async with hutch.AsyncClient(target) as client:
