@@ -111,14 +111,15 @@ class FileLink:
         while self._tries < TRIES:
             self._tries += 1
             self._until = time.monotonic() + OPERATION_SECONDS
-            if self._socket is None:
-                self._fork()
             try:
+                if self._socket is None:
+                    self._fork()
                 self._socket.send(packet)
                 return
             except OSError:
-                self._drop()  # the helper of an earlier operation was killed meanwhile
-        self._fail("the process that works on files was ended twice")
+                # The helper of an earlier operation was killed meanwhile, or none can be started.
+                self._drop()
+        self._fail("no process can work on files now")
 
     def _listen(self) -> None:
         if time.monotonic() >= self._until:

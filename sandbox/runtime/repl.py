@@ -63,7 +63,9 @@ class Repl:
         self._stdin = Stdin()
         self._shows: Any = None  # made with the first cell
         self._history: Any = None
-        posix.environ.setdefault(b"MPLBACKEND", b"Agg")
+        if b"MPLBACKEND" not in posix.environ:
+            posix.environ[b"MPLBACKEND"] = b"Agg"
+            posix.putenv(b"MPLBACKEND", b"Agg")
         try:
             posix.chdir(settings.workspace)
         except OSError:

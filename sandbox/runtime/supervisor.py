@@ -193,7 +193,9 @@ class Supervisor:
             if kind == "cell":
                 self._begin_cell(frame)
             elif kind == "blob":
-                self._ensure_repl().send_blob(frame)
+                repl = self._ensure_repl()
+                if repl is not None:
+                    repl.send_blob(frame)
             elif kind == "reply":
                 self._pass_reply(frame)
             elif kind == "interrupt":
@@ -262,18 +264,19 @@ class Supervisor:
         self._cell = CellRun(
             header["cell"],
             Outputs(self._link, header["cell"], (stdout[0], stderr[0]), limit, record),
-            repl.pid,
+            repl.pid if repl is not None else -1,
             now + timeout / 1000 if timeout else 0.0,
             self._settings.grace_seconds,
             self._files.owns,
         )
         self._cell.state_lost = self._lost
         self._lost = False
-        if not repl.has_contents(header):
+        if repl is None or not repl.has_contents(header):
             # What it had been sent of the cell is gone with the REPL before it.
             for descriptor in descriptors:
                 posix.close(descriptor)
-            failure = _failure("the REPL died before the cell began")
+            what = "the REPL died before the cell began"
+            failure = _failure("no REPL can be started now" if repl is None else what)
             report = {"outcome": "repl_died", "failure": failure}
             self._cell.state_lost = True
             self._cell.finish(report, b"")
@@ -283,10 +286,14 @@ class Supervisor:
 
     # The REPL
 
-    def _ensure_repl(self) -> ReplLink:
+    def _ensure_repl(self) -> ReplLink | None:
+        """Returns the REPL, a new one if there is none; None where none can be started now."""
         if self._repl is None:
+            try:
+                self._repl = ReplLink(self._settings, self._generation + 1)
+            except OSError:
+                return None  # processes of the code's may have used up what a sandbox may have
             self._generation += 1
-            self._repl = ReplLink(self._settings, self._generation)
         return self._repl
 
     def _serve_repl(self) -> None:
