@@ -76,6 +76,18 @@ class FrameChannel:
         self._socket = channel
         self._update_reading()
 
+    def is_silent(self) -> bool:
+        """Whether the other end lives, as far as this one can tell, and has said nothing new."""
+        if self._socket is None or self._ended or self._closed:
+            return False
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        return False
+
     def release(self) -> None:
         """Begins to write: the other end takes frames now."""
         self._released = True

@@ -91,10 +91,12 @@ class Pool:
         self._busy_until = self._workshop.clock.now() + BUSY_SECONDS
         self._wanted, self._failures = True, 0
         self._changed.set()
-        if not idle:
-            return None
-        self._existing_changes(-1)
-        return idle.popleft()
+        for warm in idle:
+            if warm.channel.is_silent():
+                idle.remove(warm)
+                self._existing_changes(-1)
+                return warm
+        return None
 
     async def run(self) -> None:
         """Keeps it filled until it is cancelled."""

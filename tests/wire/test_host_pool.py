@@ -171,6 +171,22 @@ async def test_one_that_dies_or_speaks_is_replaced(how: str) -> None:
         assert len(driver.made) == 2
 
 
+async def test_one_that_died_a_moment_ago_is_given_to_nobody() -> None:
+    driver = Ready()
+    async with host(driver, pool_size=2, **POOLED) as it:
+        await filled(it, 2)
+        first, second = driver.made.values()
+        first.exit(signal=9)  # and the host's loop has not turned since
+        request = second.request
+        shape = pools.Shape(driver=driver.name, template=request.template, limits=request.limits)
+        warm = it.running.table.pool.claim(shape)
+        assert warm is not None
+        assert warm.container is second
+        assert it.running.table.pool.claim(shape) is None
+        warm.channel.close()
+        await second.destroy()
+
+
 async def test_what_cannot_be_made_ahead_is_tried_again_ever_more_rarely() -> None:
     driver, clock = Ready(), ManualClock()
     driver.problem = "the kernel forbids it"
