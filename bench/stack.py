@@ -10,11 +10,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 READY_SECONDS = 60.0
+QUIET_LOOKS = 8
 
 
 class Stack:
@@ -49,6 +51,16 @@ class Stack:
             raise SystemExit((self.folder / f"{name}.log").read_text("utf-8", "replace"))
         return process
 
+    def until_quiet(self) -> None:
+        """Waits until the host has used no CPU for a while: its pool is full then."""
+        limit, quiet, used = time.monotonic() + READY_SECONDS, 0, -1
+        while quiet < QUIET_LOOKS:
+            if time.monotonic() > limit:
+                raise SystemExit("the pool does not fill")
+            time.sleep(0.1)
+            before, used = used, _cpu_ticks(self.host.pid)
+            quiet = quiet + 1 if used - before <= 1 else 0
+
     def close(self) -> None:
         """Ends both."""
         for process in (self.controller, self.host):
@@ -71,9 +83,6 @@ def stack(*, pool_size: int = 0, capacity: int = 64) -> Iterator[Stack]:
             found.close()
 
 
-def memory_bytes(pid: int) -> int:
-    """The resident memory of a process."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) * 1024
-    raise ValueError(f"no process {pid}")
+def _cpu_ticks(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15]))  # its own and that of children it has waited for
