@@ -22,7 +22,7 @@ from rich.text import Text
 
 from hutch import types, values
 from hutch.aio import AsyncClient
-from hutch.cli import context, display, download, inputs, tree
+from hutch.cli import context, display, download, inputs, standard_input, tree
 from hutch.cli.progress import Progress, follow
 from hutch.errors import HutchError
 
@@ -66,6 +66,9 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Where its artifacts are written.")
     ] = None,
     label: Annotated[str, typer.Option(help="A name for trees; the file's name otherwise.")] = "",
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="Give the program this command's standard input.")
+    ] = False,
     detach: Annotated[
         bool, typer.Option(help="Print the id at once and leave it running.")
     ] = False,
@@ -83,6 +86,8 @@ def run(
         raise typer.BadParameter("name a program's file, or - for standard input")
     if out is not None and detach:
         raise typer.BadParameter("--out needs the ending, which --detach does not wait for")
+    if stdin and (detach or file == "-"):
+        raise typer.BadParameter("--stdin goes with a program's file and without --detach")
     spec = types.Spec(
         program=inputs.read_program(file),
         inputs=inputs.read_inputs(input_ or []),
@@ -95,6 +100,7 @@ def run(
         driver=driver,
         template=template,
         label=label or ("" if file == "-" else Path(file).name[:200]),
+        attach_stdin=stdin,
     )
     if out is not None:
         os.close(download.open_base(out))  # a folder that cannot be used is told before the work
@@ -197,6 +203,9 @@ class Run:
         progress = Progress(self._console, created.invocation_id, quiet=self._quiet)
         progress.tree.add(created)
         following = asyncio.create_task(follow(client, progress))
+        feed = standard_input.Feed(client, created.invocation_id)
+        if self._spec.attach_stdin:
+            feed.start()
         waiting = asyncio.create_task(client.wait_invocation(created.invocation_id))
         try:
             with progress.shown():
@@ -211,6 +220,7 @@ class Run:
             for task in (following, waiting):
                 task.cancel()
             await asyncio.wait({following, waiting})
+            await feed.stop()
         interrupted = self._signal is not None and self._signal.done()
         outcome = await self._collect(client, ended)
         self._report(outcome)

@@ -41,10 +41,11 @@ _SUFFIXES = {
     "text/latex": ".tex",
     "application/json": ".json",
 }
-# Runs in the sandbox and leaves its namespace as it is: no name is bound, `_` is not touched.
+# Runs in the sandbox and leaves no trace: no name is bound, `_` stays, and the history forgets it.
 _COMPLETE = """\
-(lambda: print(__import__('json').dumps((lambda c: [m for m in (c.complete({text!r}, n) \
-for n in range({most})) if m])(__import__('rlcompleter').Completer(globals())))))() or None
+(lambda h, c: (h._entries.pop().forget(), print(__import__('json').dumps(
+[m for m in (c.complete({text!r}, n) for n in range({most})) if m]))))(
+__history__, __import__('rlcompleter').Completer(globals())) and None
 """
 
 
@@ -123,26 +124,27 @@ class Shell:
 
     def run(self) -> int:
         """Reads and runs cells until there are no more; the exit code."""
-        code = 0
-        if self._interactive:
-            self._say(f"{self._box.id}: Ctrl-C interrupts, Ctrl-D leaves")
-        with _line_editing(self._complete) if self._interactive else _nothing():
-            for source in self._cells():
-                try:
-                    result = self._run(source)
-                except _Leave:
-                    return 130
-                if result is None:
-                    return code or 1
-                if not result.ok:
-                    code = 1
-                    if not self._interactive:
-                        return code
-                if result.outcome == "returned":
-                    value = json.dumps(json.loads(result.value_json or b"null"))
-                    display.write_output(value + "\n")
-                    return code
-        return code
+        if not self._interactive:
+            return self._run_all()
+        self._say(f"{self._box.id}: Ctrl-C interrupts, Ctrl-D leaves")
+        with _line_editing(self._complete):
+            return self._run_all()
+
+    def _run_all(self) -> int:
+        for source in self._cells():
+            try:
+                result = self._run(source)
+            except _Leave:
+                return 130
+            if result is None:
+                return 1
+            if result.outcome == "returned":
+                value = json.loads(result.value_json or b"null")
+                display.write_output(json.dumps(value, ensure_ascii=sys.stdout.isatty()) + "\n")
+                return 0
+            if not result.ok and not self._interactive:
+                return 1
+        return 0
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -310,11 +312,6 @@ class Shell:
 
 class _Leave(Exception):
     """Ctrl-C twice: the person wants to leave."""
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 @contextmanager
