@@ -275,6 +275,7 @@ async def test_a_full_disk_holds_back_who_floods_and_loses_nothing(
             await talk.acknowledge()
         flooding.cancel()
         await asyncio.wait({flooding})
+        talk.cut()
 
 
 async def test_contents_that_the_disk_does_not_take_end_their_sandbox_only(

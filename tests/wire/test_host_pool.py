@@ -257,6 +257,7 @@ async def test_real_warm_sandboxes_run_code_and_hold_nothing_of_one_another(name
         assert all(made.startswith("warm_") for made in driver.made)
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(("name", "warm", "claims"), [("fake", 100, 200), ("bubblewrap", 4, 8)])
 async def test_real_claims_at_once_give_each_a_sandbox_of_its_own(
     name: str, warm: int, claims: int
