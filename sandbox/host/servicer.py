@@ -107,6 +107,9 @@ class HostServicer(host_service_pb2_grpc.HostServiceServicer):
             raise
         except HostError as error:
             await _abort(context, error)
+        except grpc.aio.InternalError:
+            # What was being sent found nobody: the caller is gone, and nobody is left to be told.
+            self._log.info("stream_cut")
         except Exception:
             broken = internal()
             self._log.exception("request_failed", incident=broken.metadata["incident"])
