@@ -156,6 +156,8 @@ def _facts(found: types.Invocation) -> list[tuple[str, str | Text]]:
         ("parent", found.parent_id),
         ("depth", f"{found.depth} of {found.spawn.max_depth}"),
         ("children", f"{found.child_count}, {found.descendant_count} below in all"),
+        ("mode", found.mode if found.mode != "program" else ""),
+        ("cells", f"{found.cell_count} ended" if found.mode == "interactive" else ""),
         ("accepted", str(found.create_time or "")),
         ("took", display.seconds(display.span(found.create_time, found.end_time))),
         ("attempt", f"{found.attempt} in {found.sandbox_id}" if found.sandbox_id else ""),

@@ -84,10 +84,7 @@ def run(
         raise typer.BadParameter(_NOT_BUILT)
     if file is None:
         raise typer.BadParameter("name a program's file, or - for standard input")
-    if out is not None and detach:
-        raise typer.BadParameter("--out needs the ending, which --detach does not wait for")
-    if stdin and (detach or file == "-"):
-        raise typer.BadParameter("--stdin goes with a program's file and without --detach")
+    _check_detached(detach, out, stdin=stdin, from_stdin=file == "-")
     spec = types.Spec(
         program=inputs.read_program(file),
         inputs=inputs.read_inputs(input_ or []),
@@ -107,6 +104,13 @@ def run(
     console = display.error_console()
     job = Run(shared=shared, spec=spec, out=out, console=console, quiet=quiet)
     raise typer.Exit(asyncio.run(job.detach() if detach else job.run()))
+
+
+def _check_detached(detach: bool, out: Path | None, *, stdin: bool, from_stdin: bool) -> None:
+    if out is not None and detach:
+        raise typer.BadParameter("--out needs the ending, which --detach does not wait for")
+    if stdin and (detach or from_stdin):
+        raise typer.BadParameter("--stdin goes with a program's file and without --detach")
 
 
 class Interrupted(Exception):

@@ -120,7 +120,7 @@ def test_case_32_silence_of_the_other_side_is_noticed_and_a_fresh_connection_is_
 def test_case_34_a_cell_whose_connection_is_lost_is_unknown_until_its_end_is_read(
     shared_stack: Stack, link: Proxy
 ) -> None:
-    with hutch.connect(link.target, retry_seconds=0.5) as client:
+    with hutch.connect(link.target, retry_seconds=3) as client:
         box = client.sandbox().open()
         cell = box.submit("import time\nprint(1, flush=True)\ntime.sleep(1)\nraise SystemExit(3)")
         next(cell.output())
