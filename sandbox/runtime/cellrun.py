@@ -146,11 +146,16 @@ class CellRun:
     def finish(self, report: dict[str, Any], payload: bytes) -> None:
         """Takes the REPL's report, or one about its death. A stopped cell leaves no process."""
         self.report = (report, payload)
-        if self.reason or report["outcome"] == "repl_died":
+        if self.reason or self.ends_repl or report["outcome"] == "repl_died":
             self.sweep = Sweep(self._before, self._is_ours, self.repl_pid)
 
+    @property
+    def ends_repl(self) -> bool:
+        """Whether the REPL said that it ends with this report."""
+        return self.report is not None and self.report[0].get("last") is True
+
     def wait_for_threads(self, now: float) -> None:
-        """Waits until the REPL has ended the threads of this cell too, but not for long."""
+        """Waits until the REPL has ended the threads of this cell too, or itself; not for long."""
         self._threads_until = now + THREADS_GRACES * self._grace
 
     def threads_ended(self) -> None:

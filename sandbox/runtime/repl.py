@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 IDLE_SECONDS = 0.05  # without a cell; then there is time to import what most cells need
+EMFILE = 24
+NO_DESCRIPTORS = (
+    "earlier cells hold every descriptor that a process may have, so that none is left for a new"
+    " cell's output; the REPL is replaced"
+)
 PRELOADED = ("os", "traceback", "threading", "contextlib", "typing", "dataclasses", "datetime")
 
 
@@ -106,6 +111,8 @@ class Repl:
     def _run(self, order: Order) -> None:
         header = order.header
         cell = header["cell"]
+        if len(order.descriptors) < 2 + header["records"] + bool(header.get("stdin")):
+            self._give_up(cell)
         recording = self._take_descriptors(order)
         self._threads.begin_cell()
         try:
@@ -131,6 +138,15 @@ class Repl:
         cells.flush_outputs()
         entry.end(self._runner.source, outcome.failure)
         self._report(cell, outcome)
+
+    def _give_up(self, cell: str) -> NoReturn:
+        """Ends a REPL whose code left no descriptor free: no cell could ever print again."""
+        from . import errors
+
+        failure = errors.Failure(type_name="OSError", message=NO_DESCRIPTORS)
+        outcome = cells.Outcome("errored", failure=failure.to_dict(), errno=EMFILE)
+        self._report(cell, outcome, is_last=True)
+        posix._exit(71)
 
     def _take_descriptors(self, order: Order) -> int:
         """Moves a cell's pipes to their places; returns the recording of its output, or -1."""
@@ -163,7 +179,7 @@ class Repl:
         for name, data in order.inputs:
             self._namespace[name] = self._guest.decode(data, name)
 
-    def _report(self, cell: str, outcome: cells.Outcome) -> None:
+    def _report(self, cell: str, outcome: cells.Outcome, *, is_last: bool = False) -> None:
         contents: list[bytes] = []
 
         def place(content: bytes | None) -> Place | None:
@@ -180,6 +196,7 @@ class Repl:
             "text": place(outcome.text),
             "failure": outcome.failure,
             "errno": outcome.errno,
+            "last": is_last,
         }
         self._channel.send(header, contents)
 

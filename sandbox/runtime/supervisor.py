@@ -323,7 +323,9 @@ class Supervisor:
             if header.get("outcome") not in OUTCOMES or not isinstance(failure, (dict, type(None))):
                 raise frames.FrameError("a report that is none")
             cell.finish(header, frame.payload)
-            if cell.reason:
+            if cell.ends_repl:
+                cell.wait_for_threads(time.monotonic())
+            elif cell.reason:
                 repl.send(frames.encode({"type": "end_threads", "cell": cell.id}))
                 cell.wait_for_threads(time.monotonic())
             return

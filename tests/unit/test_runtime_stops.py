@@ -199,6 +199,19 @@ def test_a_cell_that_a_dead_repl_was_sent_half_of_is_not_run(client: FrameClient
     assert client.run("print('on')").stdout == b"on\n"
 
 
+def test_code_that_keeps_every_descriptor_open_is_told_so(client: FrameClient) -> None:
+    report = client.run(
+        "import os, resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\nkept = []\n"
+        "while True: kept.append(os.dup(0))"
+    )
+    assert report.header["errno"] == 24
+    report = client.run("print(1)")
+    assert (report.outcome, report.header["errno"]) == ("errored", 24)
+    assert report.header["state_lost"] is True
+    assert "the REPL is replaced" in report.failure["message"]
+    assert client.run("print(1)").stdout == b"1\n"
+
+
 def test_the_codes_processes_go_first_when_memory_is_short(client: FrameClient) -> None:
     report = client.run("open('/proc/self/oom_score_adj').read()", mode="interactive")
     assert report.text == "'500\\n'"
