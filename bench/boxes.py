@@ -75,6 +75,45 @@ async def cells(running: Stack, folder: Path, count: int) -> tuple[list[Figure],
     return figures, figures[0].p50 / floor(figures[1], figures[2], 1)
 
 
+NEIGHBOURS = {
+    "a flood of output": "while True: print('x' * 1000)",
+    "a fork bomb": "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass",
+    "a flood of displays": "class Wide:\n    def _repr_html_(self): return 'x' * 10_000\n"
+    "for number in range(250): display(Wide())\nwhile True: pass",
+}
+
+
+async def beside(running: Stack, count: int) -> dict[str, float]:
+    """The p99 of a cell `1+1` beside each hostile neighbour, over that of quiet moments before.
+
+    The neighbour is a box of its own with its own CPU limit.
+    """
+    found: dict[str, float] = {}
+    async with grpc.aio.insecure_channel(running.target) as channel:
+        box = await Box.open(channel)
+        for _ in range(WARM_UP):
+            await box.run("1+1")
+        for name, code in NEIGHBOURS.items():
+            quiet = await _p99(box, count)
+            neighbour = await Box.open(channel, output=False)
+            await neighbour.begin(code)
+            try:
+                found[name] = await _p99(box, count) / quiet
+            finally:
+                await neighbour.cancel(channel)
+        await box.close()
+    return found
+
+
+async def _p99(box: Box, count: int) -> float:
+    seconds = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        await box.run("1+1")
+        seconds.append(time.perf_counter() - begin)
+    return figure("cell", seconds).percentile(0.99)
+
+
 def floor(pingpong: Figure, commit: Figure, commits: int) -> float:
     """F(n) of the design: two ping-pongs and n durable commits, in seconds."""
     return 2 * pingpong.p50 + commits * commit.p50
@@ -83,21 +122,40 @@ def floor(pingpong: Figure, commit: Figure, commits: int) -> float:
 class Box:
     """One interactive box on its own stream."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, invocation_id: str) -> None:
         self._call = call
+        self._invocation_id = invocation_id
 
     @classmethod
-    async def open(cls, channel: grpc.aio.Channel) -> Box:
-        """Makes a box and attaches to it."""
+    async def open(cls, channel: grpc.aio.Channel, *, output: bool = True) -> Box:
+        """Makes a box and attaches to it, with or without its output."""
         stub: Any = InvocationServiceStub(channel)
         spec = invocation_pb2.InvocationSpec(interactive=invocation_pb2.InteractiveWork())
         created = await stub.CreateInvocation(
             isv.CreateInvocationRequest(request_id=secrets.token_hex(8), spec=spec)
         )
         call = stub.AttachInvocation()
-        attach = isv.AttachBox(invocation_id=created.invocation.invocation_id)
+        invocation_id = created.invocation.invocation_id
+        attach = isv.AttachBox(invocation_id=invocation_id, without_output=not output)
         await call.write(isv.AttachInvocationRequest(attach=attach))
-        return cls(call)
+        return cls(call, invocation_id)
+
+    async def begin(self, code: str) -> None:
+        """Gives a cell and returns once it was accepted."""
+        submit = isv.SubmitCell(cell_id=secrets.token_hex(8), code=code)
+        await self._call.write(isv.AttachInvocationRequest(submit=submit))
+        while not (await self._call.read()).HasField("cell_accepted"):
+            pass
+
+    async def cancel(self, channel: grpc.aio.Channel) -> None:
+        """Ends the box whatever it does."""
+        stub: Any = InvocationServiceStub(channel)
+        await stub.CancelInvocation(
+            isv.CancelInvocationRequest(
+                request_id=secrets.token_hex(8), invocation_id=self._invocation_id
+            )
+        )
+        self._call.cancel()
 
     async def run(self, code: str) -> None:
         """Runs a cell and reads up to its result."""

@@ -90,6 +90,8 @@ def measure_cells(found: Results, folder: Path, scale: int) -> None:
     """Cells of a live box, and the same in an ipykernel."""
     with stack(pool_size=1) as running:
         figures, ratio = asyncio.run(boxes.cells(running, folder, 50 * scale))
+        for name, slower in asyncio.run(boxes.beside(running, 50 * scale)).items():
+            found.add_ratio(f"p99 of a cell beside {name} / quiet", slower, 2.0)
     found.figures += figures
     found.add_ratio("cell / F(1)", ratio, 3.0)
     if (peer := peers.ipykernel(BUILD)) is not None:
