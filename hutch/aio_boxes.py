@@ -360,10 +360,10 @@ class AsyncBox:
         if self._stream is None:
             return None
         ended = self._stream.ended
-        if ended is None:
-            ended = await self._client.cancel_invocation(self.id)
-        await self._stop()
-        return ended
+        try:
+            return ended or await self._client.cancel_invocation(self.id)
+        finally:
+            await self._stop()
 
     async def detach(self) -> None:
         """Leaves the box running, with its cells; `client.attach(box.id)` comes back to it."""
