@@ -61,7 +61,7 @@ class BoxStream:
         self._invocation_id = InvocationId(row.invocation_id)
         self._row = row
         self._attach = attach
-        self._sequence = 0
+        self._sequence = attach.after_sequence
         self._feed: Feed
         self._refusals: asyncio.Queue[isv.BoxRefusal] = asyncio.Queue(REFUSALS)
         self._again: deque[CellId] = deque()  # ended before they were given once more
@@ -84,7 +84,7 @@ class BoxStream:
             await self._loop.settled()
             tree = self._loop.state.trees.get(self._tree_id)
             yield Response(sequence=tree.records if tree else 0, attached=self._greeting())
-            async for message in self._replay():
+            async for message in self._take_up():
                 yield message
             while not self._over:
                 async for message in self._news():
@@ -217,6 +217,16 @@ class BoxStream:
         known = feed.facts or feed.missed or feed.printed or self._again
         return not known and self._refusals.empty()
 
+    async def _take_up(self) -> AsyncIterator[Response]:
+        """What came after what is known: records of the journal, output behind the positions."""
+        for cell_id in list(self._positions):
+            async for message in self._printed(cell_id):
+                yield message
+        async for message in self._replay():
+            yield message
+        if not self._over and self._loop.state.live(self._invocation_id) is None:
+            yield await self._box_ended(self._sequence)  # the client knew, or nearly
+
     async def _replay(self) -> AsyncIterator[Response]:
         """What is in the journal and was not told on this stream."""
         self._feed.missed = False
@@ -278,43 +288,45 @@ class BoxStream:
 
     async def _told(self, sequence: int, record: rec.Record) -> AsyncIterator[Response]:
         """The messages that a durable record means, with the output that comes before them."""
-        wanted = sequence > self._attach.after_sequence
         match record:
-            case rec.CellAccepted() if wanted:
+            case rec.CellAccepted():
                 accepted = convert_cells.accepted_out(record)
                 yield Response(sequence=sequence, cell_accepted=accepted)
-            case rec.CellDisplayed() if wanted:
+            case rec.CellDisplayed():
                 yield Response(sequence=sequence, display=convert_cells.display_out(record))
             case rec.CellRecorded() if record.check:
                 self._returned = record
             case rec.CellRecorded():
-                async for message in self._ended(sequence, record, None, wanted=wanted):
+                async for message in self._ended(sequence, record, None):
                     yield message
-            case rec.ValueChecked() if self._returned is not None:
+            case rec.ValueChecked():
                 returned, self._returned = self._returned, None
-                async for message in self._ended(sequence, returned, record, wanted=wanted):
+                returned = returned or await self._returned_before(sequence)
+                async for message in self._ended(sequence, returned, record):
                     yield message
             case rec.Ended():
-                row = await self._journal.get_invocation(self._tenant_id, self._invocation_id)
-                invocation = convert.invocation_of_row(row or self._row)
-                self._over = True
-                yield Response(sequence=sequence, ended=invocation)
+                yield await self._box_ended(sequence)
+
+    async def _returned_before(self, sequence: int) -> rec.CellRecorded:
+        """The cell whose value a verdict is about, where it came before what this stream tells."""
+        found: rec.CellRecorded | None = None
+        async for earlier, record in self._journalled(0):
+            if earlier >= sequence:
+                break
+            if isinstance(record, rec.CellRecorded) and record.check:
+                found = record
+        assert found is not None
+        return found
+
+    async def _box_ended(self, sequence: int) -> Response:
+        row = await self._journal.get_invocation(self._tenant_id, self._invocation_id)
+        self._over = True
+        return Response(sequence=sequence, ended=convert.invocation_of_row(row or self._row))
 
     async def _ended(
-        self,
-        sequence: int,
-        record: rec.CellRecorded,
-        checked: rec.ValueChecked | None,
-        *,
-        wanted: bool,
+        self, sequence: int, record: rec.CellRecorded, checked: rec.ValueChecked | None
     ) -> AsyncIterator[Response]:
         self._own.pop(record.cell_id, None)
-        if not wanted:
-            # Told on an earlier stream: only what was printed later is new, to who knows its place.
-            if record.cell_id in self._positions:
-                async for message in self._printed(record.cell_id):
-                    yield message
-            return
         if record.outcome is not CellOutcome.CANCELLED_BEFORE_START and (
             record.stdout_bytes or record.stderr_bytes
         ):
