@@ -39,6 +39,7 @@ class Proxy:
         self.connections = 0
         self.down_bytes = 0
         self._open: set[asyncio.Task[None]] = set()
+        self._ends: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         self._ready = threading.Event()
@@ -61,11 +62,14 @@ class Proxy:
         self._ready.set()
         await self._stop.wait()
         server.close()
-        self._cut_all()
         while self._open:
+            self._cut_all()
             await asyncio.wait(self._open)
+        while self._ends:
+            await _closed(self._ends.pop())
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._ends.add(writer)
         if self.refusing:
             writer.close()
             return
@@ -75,7 +79,12 @@ class Proxy:
         task.add_done_callback(self._open.discard)
 
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        up_reader, up_writer = await asyncio.open_unix_connection(self._upstream)
+        try:
+            up_reader, up_writer = await asyncio.open_unix_connection(self._upstream)
+        except BaseException:
+            writer.transport.abort()
+            raise
+        self._ends.add(up_writer)
         moved = asyncio.Event()
         ways = [
             self._loop.create_task(self._one_way(reader, up_writer, moved, down=False)),
@@ -91,7 +100,8 @@ class Proxy:
                 way.cancel()
             await asyncio.wait(ways)
             for end in (writer, up_writer):
-                end.transport.abort()
+                await _closed(end)
+                self._ends.discard(end)
 
     async def _one_way(
         self,
@@ -133,6 +143,12 @@ class Proxy:
         """Ends everything."""
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
+
+
+async def _closed(end: asyncio.StreamWriter) -> None:
+    end.transport.abort()
+    with suppress(OSError):
+        await end.wait_closed()
 
 
 @contextmanager
