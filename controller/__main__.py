@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -57,6 +58,8 @@ async def _run(arguments: argparse.Namespace) -> None:
 
     def ready() -> None:
         descriptor, arguments.ready_fd = arguments.ready_fd, None
+        gc.collect()
+        gc.freeze()  # what is here stays: no collection need look at it again
         _tell(descriptor, {"ready": True, "socket": str(settings.socket)})
 
     await controller.run(ready)

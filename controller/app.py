@@ -31,13 +31,12 @@ from controller.convert import output_id, row_out
 from controller.core.clock import now_us
 from controller.engine import commands as cmd
 from controller.engine import events as ev
-from controller.engine.records import Codec
 from controller.engine.state import Node
 from controller.hosts.pool import HostPool
 from controller.hosts.services import Services
 from controller.loop import Loop
 from controller.nursery import Nursery
-from controller.store.open import Stores, open_stores
+from controller.store.open import StoreConfig, Stores, open_stores
 from controller.store.ports import StoreError
 from controller.wire.artifact_servicer import ArtifactServicer
 from controller.wire.auth import KeyInterceptor
@@ -215,7 +214,9 @@ class Controller:
                 await server.stop(STOP_SECONDS)
 
     async def _open(self, stack: AsyncExitStack) -> None:
-        self._stores = await open_stores(self._settings.state)
+        self._stores = await open_stores(
+            self._settings.state, StoreConfig(reserve_bytes=self._config.store_reserve_bytes)
+        )
         stack.push_async_callback(self._stores.close)
         nursery = Nursery()
         contracts = ContractChecker()
@@ -230,13 +231,13 @@ class Controller:
             nursery=nursery,
             ended=self._ended,
             changed=self._changed.set,
+            short_of_room=self._stores.space.short,
         )
         await self._loop.recover()
         services = Services(
             config=self._config,
             loop=self._loop,
             journal=self._stores.journal,
-            codec=Codec(),
             artifacts=self._stores.artifacts,
             output=self._stores.outputs,
             checker=self._checker,
@@ -321,6 +322,7 @@ class Controller:
             config=self._config,
             journal=self._stores.journal,
             artifacts=self._stores.artifacts,
+            space=self._stores.space,
             now_us=now_us,
         )
         add_ArtifactServiceServicer_to_server(artifact_servicer, server)

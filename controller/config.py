@@ -78,6 +78,12 @@ class ControllerConfig(_Frozen):
     host_grace_seconds: float = Field(
         default=60.0, ge=0, description="How long a host may be away before its capacity is lost."
     )
+    store_reserve_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="Below so many free bytes under the state directory no new work is taken;"
+        " 0 means 256 MiB, or a hundredth of a disk where that is less.",
+    )
     tenant_weights: dict[str, PositiveFloat] = Field(
         default={}, description="Shares of the capacity by tenant id; 1 for one that is not named."
     )

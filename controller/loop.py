@@ -27,7 +27,15 @@ from controller.engine import commands as cmd
 from controller.engine import records as rec
 from controller.engine.apply import apply
 from controller.engine.decide import decide
-from controller.engine.events import CellEnded, CellSubmitted, Event, SandboxStarted
+from controller.engine.events import (
+    CellEnded,
+    CellSubmitted,
+    Event,
+    InvocationRequested,
+    SandboxGone,
+    SandboxStarted,
+    SpawnRequested,
+)
 from controller.engine.implied import commands, recovery
 from controller.engine.state import EngineState, Node
 from controller.nursery import Nursery
@@ -46,6 +54,8 @@ log = structlog.get_logger(__name__)
 HOLD_SECONDS = 0.01  # the longest that records for which nobody waits are held for company
 RECENT_VALUE_BYTES = 64 * 1024
 FEED_FACTS = 2000
+# What begins more work: refused while the disk is short of room; the rest goes on while it can.
+NEW_WORK = (InvocationRequested, SpawnRequested, CellSubmitted)
 RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one asks at once
 
 
@@ -100,6 +110,8 @@ def _may_wait(event: Event, pending: _Pending) -> bool:
         return any(isinstance(item, cmd.CaptureArtifacts) for item in pending.commands) and all(
             isinstance(item, (cmd.CaptureArtifacts, cmd.DropDeadline)) for item in pending.commands
         )
+    if isinstance(event, SandboxGone):  # its slot is free; the next start brings its own commit
+        return not pending.commands
     return isinstance(event, (SandboxStarted, CellSubmitted)) and all(
         isinstance(item, cmd.SetIdleTimer) for item in pending.commands
     )
@@ -232,6 +244,7 @@ class Loop:
         nursery: Nursery,
         ended: Callable[[Node], None],
         changed: Callable[[], None],
+        short_of_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self.state = EngineState()
         self.watchers = Watchers()
@@ -244,7 +257,8 @@ class Loop:
         self._nursery = nursery
         self._ended = ended
         self._changed = changed
-        self._codec = rec.Codec()
+        self._short_of_room = short_of_room
+        self.codec = rec.Codec()  # the only one: it costs a tenth of a second to make
         self._executor: Executor | None = None
         self._held: list[_Pending] = []  # decided, not yet handed to the journal
         self._timer: asyncio.TimerHandle | None = None
@@ -262,7 +276,7 @@ class Loop:
     async def recover(self) -> None:
         """Folds the live trees' records; nothing is decided again."""
         for stored in by_age(await self._journal.live_records()):
-            record = self._codec.load(stored.payload)
+            record = self.codec.load(stored.payload)
             apply(self.state, record)
             tree_id = InvocationId(stored.tree_id)
             if tree_id in self.state.trees:
@@ -276,6 +290,8 @@ class Loop:
         """
         if self.failed.done():
             raise Refused(Reason.STORE_UNAVAILABLE, "the journal has failed")
+        if isinstance(event, NEW_WORK) and self._short_of_room():
+            raise Refused(Reason.STORE_FULL, "the disk under the store is nearly full")
         try:
             records = decide(self.state, event, self._now_us(), self._config)
         except Refused:
@@ -417,7 +433,7 @@ class Loop:
                     invocation_id=node.invocation_id,
                     time_us=now,
                     engine_version=rec.ENGINE_VERSION,
-                    payload=self._codec.dump(record),
+                    payload=self.codec.dump(record),
                 )
             )
             if isinstance(record, rec.TreeEnded):

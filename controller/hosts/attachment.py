@@ -117,6 +117,14 @@ class Attachment:
         if not self._captures_itself:
             self._put(self._send_capture)
 
+    def destroy(self) -> bool:
+        """Has the sandbox ended on its stream; whether there is one. `gone` is set afterwards, also
+        when the stream is cut for good."""
+        if self._stream is None:
+            return False
+        self._put(lambda: self._send(hs.AttachSandboxRequest(destroy=hs.SandboxDestroy())))
+        return True
+
     def run_cell(self, command: cmd.RunCell) -> None:
         """Gives a box its next cell."""
         self._boxed = command
@@ -506,8 +514,9 @@ class Attachment:
                     value = await self._blobs.value(cell.value)
                 except Refused as refused:
                     outcome, value = CellOutcome.ERRORED, None
+                    full = refused.reason is Reason.STORE_FULL
                     failure = Failure(
-                        type_name="ValueTooLargeError",
+                        type_name="UnavailableError" if full else "ValueTooLargeError",
                         message=refused.message,
                         reason=refused.reason.value,
                     )

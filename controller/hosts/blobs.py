@@ -6,7 +6,8 @@ many bytes each, in memory only up to 1 MiB, then on disk in the artifact store'
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from controller.convert import INLINE_VALUE_BYTES, VALUE_BYTES
@@ -144,8 +145,9 @@ class InboundBlobs:
         if content.WhichOneof("body") != "blob_id" and len(content.data) <= SHOWN_BYTES:
             return ShownData(media_type=media_type, data=content.data)
         limits = self._services.config.limits
-        staged = await self.staged(content, limits.artifact_bytes)
-        reference = await self._store(staged, content.size_bytes, "display", media_type)
+        with _full_is_refused():
+            staged = await self.staged(content, limits.artifact_bytes)
+            reference = await self._store(staged, content.size_bytes, "display", media_type)
         return ShownData(media_type=media_type, artifact=reference)
 
     async def value(self, content: hs.Content) -> Value:
@@ -163,10 +165,10 @@ class InboundBlobs:
         if blob.size > VALUE_BYTES:
             await blob.staged.abort()
             raise _too_large(blob.size, VALUE_BYTES)
-        await blob.staged.finish()
-        return Value(
-            artifact=await self._store(blob.staged, blob.size, "value.json", "application/json")
-        )
+        with _full_is_refused():
+            await blob.staged.finish()
+            reference = await self._store(blob.staged, blob.size, "value.json", "application/json")
+        return Value(artifact=reference)
 
     async def _store(
         self, staged: StagedFile, size: int, name: str, media_type: str
@@ -225,6 +227,14 @@ class InboundBlobs:
             if blob.staged is not None:
                 await blob.staged.abort()
         self._blobs.clear()
+
+
+@contextlib.contextmanager
+def _full_is_refused() -> Iterator[None]:
+    try:
+        yield
+    except StoreFull as problem:
+        raise Refused(Reason.STORE_FULL, "the disk under the store is full") from problem
 
 
 def _too_large(size: int, limit: int) -> Refused:

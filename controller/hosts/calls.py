@@ -276,7 +276,7 @@ class Calls:
         )
         services = self._services
         found = await convert_events.view(
-            services.journal, services.codec, self._tenant_id, node.tree_id, request
+            services.journal, services.loop.codec, self._tenant_id, node.tree_id, request
         )
         events = [
             {

@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 FIRST_RETRY_SECONDS = 0.05
 LAST_RETRY_SECONDS = 2.0
 CALL_SECONDS = 20.0
+SPARE_SECONDS = 0.005
+Stream = grpc.aio.StreamStreamCall[hs.AttachSandboxRequest, hs.AttachSandboxResponse]
 MESSAGE_BYTES = 8 * 1024 * 1024
 OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -54,6 +56,8 @@ class HostLink:
         self.connected = asyncio.Event()
         self.joined = asyncio.Event()  # set for good at the first time
         self.problem = ""
+        self._spare: Stream | None = None
+        self._opening: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Keeps the connection until it is cancelled."""
@@ -69,6 +73,7 @@ class HostLink:
                 self.problem = f"{problem.code().name}: {problem.details()}"
                 log.info("host_away", problem=self.problem)
             now = asyncio.get_running_loop().time()
+            self._drop_spare()
             if self.connected.is_set():
                 self.connected.clear()
                 away_since = now
@@ -107,6 +112,30 @@ class HostLink:
             if sandbox_id not in current:
                 await self.destroy(sandbox_id)
 
+    def new_stream(self) -> Stream:
+        """A stream for one sandbox. One is opened ahead in a quiet moment: a new stream costs more
+        than all that a short life says on it."""
+        spare, self._spare = self._spare, None
+        loop = asyncio.get_running_loop()
+        if self._opening is None:
+            self._opening = loop.call_later(SPARE_SECONDS, self._open_spare)
+        if spare is not None and not spare.done():
+            return spare
+        return self.stub.AttachSandbox()
+
+    def _open_spare(self) -> None:
+        self._opening = None
+        if self._spare is None and self.connected.is_set():
+            self._spare = self.stub.AttachSandbox()
+
+    def _drop_spare(self) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
+            self._opening = None
+        if self._spare is not None:
+            self._spare.cancel()
+            self._spare = None
+
     async def destroy(self, sandbox_id: SandboxId) -> hs.DestroySandboxResponse:
         """Ends a sandbox.
 
@@ -131,6 +160,7 @@ class HostLink:
 
     async def close(self) -> None:
         """Hangs up."""
+        self._drop_spare()
         await self._channel.close()
 
 

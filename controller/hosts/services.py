@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from controller.checks import Checker
 from controller.config import ControllerConfig
-from controller.engine.records import Codec
 from controller.loop import Loop
 from controller.nursery import Nursery
 from controller.store.ports import ArtifactStore, Journal, OutputLog
@@ -23,7 +22,6 @@ class Services:
     config: ControllerConfig
     loop: Loop
     journal: Journal
-    codec: Codec
     artifacts: ArtifactStore
     output: OutputLog
     checker: Checker

@@ -92,6 +92,8 @@ def translate(error: BaseException, path: Path) -> StoreError:
         return CommitUnknown(f"{path}: {cause}")
     if primary == sqlite3.SQLITE_FULL or (primary == sqlite3.SQLITE_IOERR and _no_space(path)):
         return StoreFull(f"{path}: no space")
+    if code == sqlite3.SQLITE_IOERR_WRITE:  # undone as well; a disk may take it later
+        return StoreFull(f"{path}: {cause}")
     if primary in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return StoreDamaged(path, str(cause))
     return StoreUnavailable(f"{path}: {cause}")

@@ -78,7 +78,7 @@ class SqliteJournal:
 
     async def append(self, batch: Batch) -> None:
         """Makes a batch durable (see the port)."""
-        await self._writer.submit(_apply_batches, batch)
+        await self._writer.submit(_apply_batches, batch, patient=True)
 
     async def counter_next(self, name: str) -> int:
         """The next number of a durable counter (see the port)."""

@@ -15,6 +15,7 @@ from controller.store.files import FileThreads
 from controller.store.journal import SqliteJournal
 from controller.store.output import DirectoryOutputLog
 from controller.store.ports import ArtifactStore, Journal, OutputLog
+from controller.store.space import Space
 from controller.store.writer import Readers, Writer
 
 DATABASE_NAME = "journal.sqlite3"
@@ -27,6 +28,8 @@ class StoreConfig:
     artifact_max_bytes: int = 4 * 1024 * 1024 * 1024  # the largest single artifact
     # A database up to this size is checked page by page at the start; larger ones by `hutch fsck`.
     check_max_bytes: int = 64 * 1024 * 1024
+    # Below so many free bytes no new work is taken; 0: 256 MiB, or a hundredth of a smaller disk.
+    reserve_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Stores:
     artifacts: ArtifactStore
     outputs: OutputLog
     threads: FileThreads
+    space: Space
 
     async def close(self) -> None:
         """Finishes what is being written and closes everything. Idempotent."""
@@ -57,13 +61,16 @@ async def open_stores(state: Path, config: StoreConfig | None = None) -> Stores:
     config = config or StoreConfig()
     path = state / DATABASE_NAME
     await asyncio.to_thread(database.prepare, path, check_bytes_max=config.check_max_bytes)
-    writer, readers, threads = Writer(path), Readers(path), FileThreads(state)
+    space = Space(state, config.reserve_bytes)
+    writer, readers, threads = Writer(path, space), Readers(path), FileThreads(state)
     journal = SqliteJournal(writer, readers)
     artifacts = DirectoryArtifactStore(
         state / "artifacts", writer, readers, threads, config.artifact_max_bytes
     )
     outputs = DirectoryOutputLog(state / "output", threads)
-    stores = Stores(journal=journal, artifacts=artifacts, outputs=outputs, threads=threads)
+    stores = Stores(
+        journal=journal, artifacts=artifacts, outputs=outputs, threads=threads, space=space
+    )
     try:
         await artifacts.open()
         await outputs.open()

@@ -174,10 +174,11 @@ class Journal(Protocol):
 
         Batches become durable in the order of the calls; those that wait share one commit. A call
         that fails takes with it every call that waits behind it, so no record is durable without
-        the ones before it. Cancelling the call does not take the batch back.
+        the ones before it. Cancelling the call does not take the batch back. On a full disk it
+        waits until there is room; nothing of it is kept before.
 
         Raises:
-            StoreFull: nothing of it was kept.
+            StoreFull: the journal was closed while it waited for room.
             StoreConflict: a sequence or request id exists; nothing of it was kept.
             StoreUnavailable: the write failed.
         """

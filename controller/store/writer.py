@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import sqlalchemy
+import structlog
 
 from controller.store import database
-from controller.store.ports import StoreConflict, StoreError, StoreUnavailable
+from controller.store.ports import StoreConflict, StoreError, StoreFull, StoreUnavailable
+from controller.store.space import Space
+
+log = structlog.get_logger(__name__)
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -29,6 +33,8 @@ Apply = Callable[[sqlalchemy.Connection, Sequence[P]], Sequence[R]]
 
 _GROUP_MAX = 512
 _READERS = 3
+_RETRY_FIRST_SECONDS = 0.1
+_RETRY_LAST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,17 +43,20 @@ class _Job:
     payload: Any
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    patient: bool
 
 
 class Writer:
     """Runs jobs in their order, as many as wait in one transaction, and answers after the commit.
 
     When a transaction fails, every job that waited behind it fails with it. Only a job that breaks
-    a rule of the database fails alone; the rest of its group is then run one by one.
+    a rule of the database fails alone; the rest of its group is then run one by one. On a full disk
+    patient jobs keep their places, and are tried again until there is room.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, space: Space) -> None:
         self._path = path
+        self._space = space
         self._engine = database.writer_engine(path)
         self._jobs: collections.deque[_Job] = collections.deque()
         # Guards `_jobs` and `_closing`: a job is either seen by the thread or refused.
@@ -57,15 +66,20 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, apply: Apply[P, R], payload: P) -> R:
+    async def submit(self, apply: Apply[P, R], payload: P, *, patient: bool = False) -> R:
         """Runs `apply` on the payload in a transaction; returns its result once it is durable.
+
+        Args:
+            apply: What to run.
+            payload: On what.
+            patient: Whether to wait on a full disk until there is room.
 
         Raises:
             StoreError: it was not kept (see the ports for which).
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
-        job = _Job(apply=apply, payload=payload, loop=loop, future=future)
+        job = _Job(apply=apply, payload=payload, loop=loop, future=future, patient=patient)
         with self._changed:
             if self._closing:
                 raise StoreUnavailable(f"{self._path}: closed")
@@ -82,11 +96,21 @@ class Writer:
         self._engine.dispose()
 
     def _run(self) -> None:
+        delay = _RETRY_FIRST_SECONDS
         while jobs := self._next_group():
             try:
-                self._run_group(jobs)
-            except Exception as error:  # a bug in an `apply`: those who wait must hear of it
-                self._fail(jobs, error)
+                error = self._run_group(jobs)
+            except Exception as problem:  # a bug in an `apply`: those who wait must hear of it
+                self._fail(jobs, problem)
+                continue
+            self._space.stalled = isinstance(error, StoreFull) and bool(self._jobs)
+            if not self._space.stalled:
+                delay = _RETRY_FIRST_SECONDS
+                continue
+            log.warning("journal_waits", problem=str(error), retry_seconds=delay)
+            with self._changed:
+                self._changed.wait_for(lambda: self._closing, delay)
+            delay = min(2 * delay, _RETRY_LAST_SECONDS)
 
     def _next_group(self) -> list[_Job]:
         """The jobs of the next transaction; empty when the writer is closed and idle."""
@@ -95,10 +119,11 @@ class Writer:
                 self._changed.wait()
             return [self._jobs.popleft() for _ in range(min(len(self._jobs), _GROUP_MAX))]
 
-    def _run_group(self, jobs: Sequence[_Job]) -> StoreError | None:
-        """Runs jobs in one transaction. Returns the error, if it concerns all who wait."""
+    def _run_group(self, jobs: Sequence[_Job], rest: Sequence[_Job] = ()) -> StoreError | None:
+        """Runs jobs in one transaction. Returns the error, if it concerns all who wait, among them
+        the rest of their group."""
         if self._broken is not None:
-            self._fail(jobs, self._broken)
+            self._fail([*jobs, *rest], self._broken)
             return self._broken
         try:
             results = self._transact(jobs)
@@ -110,21 +135,26 @@ class Writer:
         except StoreError as error:
             if isinstance(error, database.CommitUnknown):
                 self._broken = error
-            with self._changed:
-                behind = list(self._jobs)
-                self._jobs.clear()
-            self._fail([*jobs, *behind], error)
+            self._refuse([*jobs, *rest], error)
             return error
         _answer(jobs, results)
         return None
 
     def _run_singly(self, jobs: Sequence[_Job]) -> StoreError | None:
         for index, job in enumerate(jobs):
-            error = self._run_group([job])
+            error = self._run_group([job], jobs[index + 1 :])
             if error is not None:
-                self._fail(jobs[index + 1 :], error)
                 return error
         return None
+
+    def _refuse(self, jobs: Sequence[_Job], error: StoreError) -> None:
+        """Fails jobs and all that wait behind them, but for those that wait for room."""
+        with self._changed:
+            jobs = [*jobs, *self._jobs]
+            self._jobs.clear()
+            wait = isinstance(error, StoreFull) and not self._closing
+            self._jobs.extend(job for job in jobs if wait and job.patient)
+        self._fail([job for job in jobs if not (wait and job.patient)], error)
 
     def _transact(self, jobs: Sequence[_Job]) -> list[Any]:
         results: list[Any] = []

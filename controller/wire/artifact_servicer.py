@@ -23,6 +23,7 @@ from controller.store.ports import (
     Journal,
     StoreConflict,
 )
+from controller.store.space import Space
 from controller.wire.errors import streaming, unary
 from hutch.v1 import artifact_pb2
 from hutch.v1 import artifact_service_pb2 as asv
@@ -44,11 +45,13 @@ class ArtifactServicer(ArtifactServiceServicer):
         config: ControllerConfig,
         journal: Journal,
         artifacts: ArtifactStore,
+        space: Space,
         now_us: Callable[[], int],
     ) -> None:
         self._config = config
         self._journal = journal
         self._artifacts = artifacts
+        self._space = space
         self._now_us = now_us
 
     @unary
@@ -62,6 +65,8 @@ class ArtifactServicer(ArtifactServiceServicer):
             async for request in request_iterator:
                 if header is None:
                     header = self._header(request)
+                    if self._space.short():
+                        raise Refused(Reason.STORE_FULL, "the disk under the store is nearly full")
                     staged = await self._artifacts.stage(header.size_bytes)
                     continue
                 if request.WhichOneof("part") != "chunk":

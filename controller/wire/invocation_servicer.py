@@ -30,7 +30,6 @@ from controller.core.ids import (
 )
 from controller.core.model import Cause, InvocationSpec, State
 from controller.engine import events as ev
-from controller.engine.records import Codec
 from controller.loop import Loop
 from controller.store.ports import ArtifactStore, InvocationRow, Journal, OutputLog, cursor_of
 from controller.wire.box_output import BoxOutput, limited
@@ -85,7 +84,7 @@ class InvocationServicer(InvocationServiceServicer):
 
     def __init__(self, parts: InvocationParts) -> None:
         self._parts = parts
-        self._codec = Codec()
+        self._codec = parts.loop.codec
 
     @streaming
     async def OpenSession(

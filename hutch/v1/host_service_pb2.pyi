@@ -222,6 +222,7 @@ class AttachSandboxRequest(_message.Message):
     TOOL_FIELD_NUMBER: _builtins.int
     TOOL_CANCEL_FIELD_NUMBER: _builtins.int
     FILE_OPERATION_FIELD_NUMBER: _builtins.int
+    DESTROY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def attach(self) -> Global___SandboxAttach:
         """Comes first, once: which sandbox."""
@@ -266,6 +267,10 @@ class AttachSandboxRequest(_message.Message):
     def file_operation(self) -> _sandbox_file_pb2.FileOperation:
         """Reads, writes, lists or looks at files of the live sandbox."""
 
+    @_builtins.property
+    def destroy(self) -> Global___SandboxDestroy:
+        """Ends every process of the sandbox; `gone` follows once they are proved gone."""
+
     def __init__(
         self,
         *,
@@ -280,16 +285,34 @@ class AttachSandboxRequest(_message.Message):
         tool: Global___ToolDelivery | None = ...,
         tool_cancel: Global___ToolCancel | None = ...,
         file_operation: _sandbox_file_pb2.FileOperation | None = ...,
+        destroy: Global___SandboxDestroy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "destroy", b"destroy", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "attach", b"attach", "blob", b"blob", "capture", b"capture", "destroy", b"destroy", "file_operation", b"file_operation", "interrupt", b"interrupt", "message", b"message", "reply", b"reply", "run_cell", b"run_cell", "stdin", b"stdin", "tool", b"tool", "tool_cancel", b"tool_cancel"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "run_cell", "reply", "blob", "acknowledge", "interrupt", "capture", "stdin", "tool", "tool_cancel", "file_operation"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["attach", "run_cell", "reply", "blob", "acknowledge", "interrupt", "capture", "stdin", "tool", "tool_cancel", "file_operation", "destroy"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___AttachSandboxRequest: _TypeAlias = AttachSandboxRequest  # noqa: Y015
+
+@_typing.final
+class SandboxDestroy(_message.Message):
+    """SandboxDestroy ends a sandbox on its own stream, as `DestroySandbox` does without one."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SandboxDestroy: _TypeAlias = SandboxDestroy  # noqa: Y015
 
 @_typing.final
 class SandboxAttach(_message.Message):

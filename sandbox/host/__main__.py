@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             config=config,
             exit_when_unwatched_seconds=options.exit_when_unwatched,
         )
-        asyncio.run(run(host, lambda facts: starter.tell({"ready": True, **facts})))
+        asyncio.run(run(host, starter.ready))
     except (ConfigError, HostProblem, DriverProblem, StateDamaged) as problem:
         starter.tell({"ready": False, "problem": str(problem)})
         print(f"sandbox host: {problem}", file=sys.stderr)  # noqa: T201
@@ -111,6 +112,12 @@ class _Starter:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+
+    def ready(self, facts: dict[str, object]) -> None:
+        """Says that the host is ready; what was made for that is never collected."""
+        gc.collect()
+        gc.freeze()
+        self.tell({"ready": True, **facts})
 
     def tell(self, document: dict[str, object]) -> None:
         """Writes one line and closes the descriptor."""

@@ -132,6 +132,8 @@ def _handle(
             sandbox.cancel_tool(request.tool_cancel.call_id)
         case "file_operation":
             sandbox.operate(request.file_operation)
+        case "destroy":
+            sandbox.end(pb.GONE_CAUSE_DESTROYED, "its owner destroyed it")
         case "attach":
             raise field_invalid("attach", "comes once, first")
         case _:

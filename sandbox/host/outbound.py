@@ -191,6 +191,7 @@ class Outbound:
             "output_limit": self._output_limit,
             "tools": [_tool(tool) for tool in run.tools],
             "stdin": run.stdin,
+            "final": run.HasField("capture"),
         }
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> Message:

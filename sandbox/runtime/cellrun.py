@@ -43,6 +43,7 @@ class CellRun:
         "_swept",
         "_threads_until",
         "draining",
+        "final",
         "has_started",
         "id",
         "outputs",
@@ -78,6 +79,7 @@ class CellRun:
         self.reason = ""  # interrupted, timed_out: why it is being stopped
         self.report: tuple[dict[str, Any], bytes] | None = None
         self.state_lost = False
+        self.final = False  # its REPL ends by itself after the report
         self.sweep: Sweep | None = None
         self.draining = False
         self.has_started = False

@@ -28,7 +28,16 @@ NO_DESCRIPTORS = (
     "earlier cells hold every descriptor that a process may have, so that none is left for a new"
     " cell's output; the REPL is replaced"
 )
-PRELOADED = ("os", "traceback", "threading", "contextlib", "typing", "dataclasses", "datetime")
+PRELOADED = (
+    "_json",
+    "os",
+    "traceback",
+    "threading",
+    "contextlib",
+    "typing",
+    "dataclasses",
+    "datetime",
+)
 
 
 def run_child(socket: Any, settings: Settings, supervisor: int) -> NoReturn:
@@ -138,6 +147,8 @@ class Repl:
         cells.flush_outputs()
         entry.end(self._runner.source, outcome.failure)
         self._report(cell, outcome)
+        if header["final"]:
+            posix._exit(0)  # sooner than anybody could end it: nothing runs here any more
 
     def _give_up(self, cell: str) -> NoReturn:
         """Ends a REPL whose code left no descriptor free: no cell could ever print again."""

@@ -270,6 +270,7 @@ class Supervisor:
             self._files.owns,
         )
         self._cell.state_lost = self._lost
+        self._cell.final = header.setdefault("final", False)
         self._lost = False
         if repl is None or not repl.has_contents(header):
             # What it had been sent of the cell is gone with the REPL before it.
@@ -386,7 +387,7 @@ class Supervisor:
         if cell is None:
             self._lost = True
             return
-        cell.state_lost = True
+        cell.state_lost = cell.state_lost or not (cell.final and cell.report is not None)
         cell.threads_ended()
         if cell.report is None:
             cell.finish(_death_report(status, repl.fault), b"")

@@ -191,16 +191,22 @@ async def test_a_full_database_is_typed_and_works_again_with_space(tmp_path: Pat
             connection.execute(f"PRAGMA max_page_count={limits[-1]}")
 
         limits = [pages + 4]
+        huge = records(2, payload=b"x" * 100_000)
+        first = asyncio.create_task(stores.journal.append(huge))
+        # What need not wait is refused, and what is small enough does not overtake.
         with pytest.raises(StoreFull):
-            await stores.journal.append(records(2, payload=b"x" * 100_000))
-        # What is small enough still fits, and what waits together fails together.
-        await stores.journal.append(records(3))
-        huge = records(4, payload=b"x" * 100_000)
-        tasks = [asyncio.create_task(stores.journal.append(b)) for b in (huge, records(5))]
-        await asyncio.wait(tasks)
-        assert all(isinstance(task.exception(), StoreFull) for task in tasks)
+            await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
+        second = asyncio.create_task(stores.journal.append(records(3)))
+        with pytest.raises(StoreFull):
+            await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
+        assert not first.done()
+        assert not second.done()
+        assert stores.space.short()
         limits.append(10_000_000)
-        await stores.journal.append(records(2, payload=b"x" * 100_000))
+        await first
+        await second
+        await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
+        assert not stores.space.stalled
         kept = await stores.journal.read_tree(TENANT, "inv_tree")
         assert [item.sequence for item in kept] == [1, 2, 3]
 
@@ -236,14 +242,17 @@ async def test_after_a_failed_sync_nothing_is_written_any_more(
     async with opened(tmp_path) as stores:
         engine = stores.journal._writer._engine  # type: ignore[attr-defined]
         sqlalchemy.event.listen(engine, "commit", fail)
-        with pytest.raises(StoreUnavailable):
-            await stores.journal.append(records(1))
+        kept = asyncio.create_task(stores.journal.append(records(1)))
+        with pytest.raises((StoreUnavailable, StoreFull)):
+            await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
         sqlalchemy.event.remove(engine, "commit", fail)
         if later is None:
-            await stores.journal.append(records(1))
+            await kept
         else:
             with pytest.raises(later):
-                await stores.journal.append(records(1))
+                await kept
+            with pytest.raises(later):
+                await stores.journal.append(records(2))
 
 
 _FILL = """
@@ -262,9 +271,14 @@ async def fails(call):
 async def main():
     stores = await open_stores(state)
     filler.write_bytes(b"x" * 3_000_000)
-    number, data = 1, b"x" * 50_000
-    while not await fails(stores.journal.append(records(number, payload=data))):
+    number, data = 0, b"x" * 50_000
+    waiting = None
+    while waiting is None or waiting.done():
         number += 1
+        waiting = asyncio.create_task(stores.journal.append(records(number, payload=data)))
+        # What stands behind it and need not wait says whether there was room.
+        if not await fails(stores.artifacts.add_refusals(TENANT, f"inv_{number}", [("n", "r")])):
+            await waiting
     output, waits = 0, False
     while not waits:
         written = await stores.outputs.append(TENANT, "inv_a", "stdout", output, data)
@@ -276,7 +290,7 @@ async def main():
     while not full:
         full = await fails(staged.write(b"x" * 300_000))
     filler.unlink()
-    await stores.journal.append(records(number, payload=data))
+    await waiting
     await written
     assert await stores.outputs.size(TENANT, "inv_a", "stdout") == output
     await (await stores.outputs.append(TENANT, "inv_a", "stdout", output, data))

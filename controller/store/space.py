@@ -1,0 +1,62 @@
+"""Whether the disk under the store has room for new work.
+
+Called by the loop before it takes new work, and by the artifact servicer; told by the writer when
+the disk took nothing. What is in flight goes on below the reserve: the reserve is for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+_FRESH_SECONDS = 1.0
+_DEFAULT_BYTES = 256 * 1024 * 1024
+_DEFAULT_SHARE = 0.01  # of a disk on which that is less
+
+
+class Space:
+    """The free bytes of one file system, asked for at most once a second.
+
+    Attributes:
+        stalled: whether the disk refuses what must be written before anything else is.
+    """
+
+    def __init__(
+        self, folder: Path, reserve_bytes: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            folder: Any folder of the file system.
+            reserve_bytes: Below so many free bytes no new work is taken; 0 means 256 MiB, or a
+                hundredth of a disk where that is less.
+            clock: Rising seconds.
+        """
+        self.stalled = False
+        self._folder = folder
+        self._reserve = reserve_bytes
+        self._clock = clock
+        self._asked = float("-inf")
+        self._short = False
+
+    def short(self) -> bool:
+        """Whether new work must be refused."""
+        if self.stalled:
+            self._asked = float("-inf")  # asked again once it is over
+            return True
+        now = self._clock()
+        if now - self._asked >= _FRESH_SECONDS:
+            self._asked = now
+            self._short = self._is_short()
+        return self._short
+
+    def _is_short(self) -> bool:
+        try:
+            state = os.statvfs(self._folder)
+        except OSError:
+            return False  # whoever writes will be told why it fails
+        total = state.f_blocks * state.f_frsize
+        reserve = self._reserve or min(_DEFAULT_BYTES, int(total * _DEFAULT_SHARE))
+        return state.f_bavail * state.f_frsize < reserve
