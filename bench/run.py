@@ -106,7 +106,7 @@ def measure_children(found: Results, scale: int) -> None:
     """Children from a warm pool: alone, many at once, and while the pool refills."""
     count = 4 * scale
     floor = 2 * found.p50("cell_pingpong") + 2 * found.p50("cell_commit")
-    with stack(pool_size=count + 2) as running:
+    with stack(pool_size=2 * count + 2) as running:
         running.until_quiet()
         warm = boxes.children(running, count)
         running.until_quiet()

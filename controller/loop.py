@@ -29,6 +29,7 @@ from controller.engine.apply import apply
 from controller.engine.decide import decide
 from controller.engine.events import (
     CellEnded,
+    CellShown,
     CellSubmitted,
     Event,
     InvocationRequested,
@@ -112,7 +113,7 @@ def _may_wait(event: Event, pending: _Pending) -> bool:
         )
     if isinstance(event, SandboxGone):  # its slot is free; the next start brings its own commit
         return not pending.commands
-    return isinstance(event, (SandboxStarted, CellSubmitted)) and all(
+    return isinstance(event, (SandboxStarted, CellSubmitted, CellShown)) and all(
         isinstance(item, cmd.SetIdleTimer) for item in pending.commands
     )
 

@@ -47,6 +47,7 @@ from hutch.v1 import sandbox_file_pb2 as sf
 log = structlog.get_logger(__name__)
 
 TEXT_CHARACTERS = 64 * 1024
+CROWDED_BYTES_A_SECOND = 32_000_000  # of one sandbox: who prints for ever slows nobody else
 ANSWERED = 64
 HANG_UP_SECONDS = 5.0
 REPLY_BYTES = 4 * 1024 * 1024  # of answers that wait; above it no call is heard
@@ -66,10 +67,17 @@ class SandboxDenied(Exception):
 class Attachment:
     """The controller's side of one sandbox."""
 
-    def __init__(self, services: Services, command: cmd.StartSandbox, node: Node) -> None:
+    def __init__(
+        self,
+        services: Services,
+        command: cmd.StartSandbox,
+        node: Node,
+        is_crowded: Callable[[], bool],
+    ) -> None:
         self._services = services
         self._command = command
         self._invocation_id = command.invocation_id
+        self._is_crowded = is_crowded  # whether there are other sandboxes
         self._tree_id = node.tree_id
         self._is_box = node.interactive
         self._output_id = convert.output_id(command.invocation_id, node.attempt)
@@ -465,6 +473,8 @@ class Attachment:
             self._command.tenant_id, self._kept(chunk.cell_id), name, chunk.offset, chunk.data
         )
         self._acks.count(len(chunk.data))
+        if self._is_crowded():
+            await asyncio.sleep(len(chunk.data) / CROWDED_BYTES_A_SECOND)
         if self._is_box:
             written.add_done_callback(lambda _: self._printed(chunk.cell_id))
         return written

@@ -123,7 +123,7 @@ class HostPool:
         node = self._services.loop.state.live(command.invocation_id)
         if node is None or node.sandbox_id != command.sandbox_id:
             return
-        attachment = Attachment(self._services, command, node)
+        attachment = Attachment(self._services, command, node, lambda: len(self._attachments) > 1)
         self._attachments[command.sandbox_id] = attachment
         self._services.nursery.start(
             self._keep(command, attachment), name=f"attach-{command.sandbox_id}"
