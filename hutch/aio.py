@@ -322,6 +322,14 @@ class AsyncClient:
             if found.ended or (end is not None and loop.time() >= end):
                 return found
 
+    async def list_events(self, invocation_id: str, **view: Any) -> types.EventPage:
+        """Shows the last events, shortened: `max_events` (25), `max_bytes` (1,024) of text each,
+        `before_sequence`, and with `tree` those of all below it."""
+        transport = self._open()
+        request = pb.ListEventsRequest(invocation_id=invocation_id, **view)
+        answer = await transport.call(transport.invocations.ListEvents, lambda: request)
+        return convert.event_page(answer)
+
     async def watch_invocation(
         self, invocation_id: str, *, after_sequence: int = 0, tree: bool = False
     ) -> AsyncIterator[types.Event]:

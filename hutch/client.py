@@ -241,6 +241,10 @@ class Client:
             )
         )
 
+    def list_events(self, invocation_id: str, **view: Any) -> types.EventPage:
+        """As `AsyncClient.list_events`."""
+        return self._wait(self._async.list_events(invocation_id, **view))
+
     def wait_invocation(
         self, invocation_id: str, timeout_seconds: float | None = None
     ) -> types.Invocation:

@@ -351,6 +351,26 @@ def event(message: event_pb2.InvocationEvent) -> t.Event:
     )
 
 
+def event_page(message: invocation_service_pb2.ListEventsResponse) -> t.EventPage:
+    """A bounded view of events from the wire."""
+    return t.EventPage(
+        events=tuple(
+            t.EventView(
+                sequence=item.sequence,
+                event_time=_time(item, "event_time"),
+                invocation_id=item.invocation_id,
+                kind=item.kind,
+                text=item.text,
+                truncated=item.truncated,
+                total_bytes=item.total_bytes,
+            )
+            for item in message.events
+        ),
+        truncated=message.truncated,
+        before_sequence=message.before_sequence,
+    )
+
+
 def server_info(message: invocation_service_pb2.OpenSessionResponse) -> t.ServerInfo:
     """The controller's greeting from the wire."""
     return t.ServerInfo(

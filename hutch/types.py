@@ -208,6 +208,28 @@ class InvocationPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EventView:
+    """One event as a text: JSON, cut at a character where it is too long."""
+
+    sequence: int
+    event_time: datetime | None
+    invocation_id: str
+    kind: str
+    text: str
+    truncated: bool
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventPage:
+    """The last events of an invocation, oldest first; `before_sequence` leads to earlier ones."""
+
+    events: tuple[EventView, ...]
+    truncated: bool = False
+    before_sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
     """An invocation exists."""
 

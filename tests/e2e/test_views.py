@@ -3,58 +3,46 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-import grpc
 import pytest
 
 import hutch
-from hutch.v1 import invocation_service_pb2 as pb
-from hutch.v1.invocation_service_pb2_grpc import InvocationServiceStub
-from tests.support.stack import Stack
 
-MANY = "from hutch import artifacts\nfor number in range(12):\n    artifacts.save(b'x', f'{number}.txt')\nreturn 1"
+MANY = """
+from hutch import artifacts
+for number in range(12):
+    artifacts.save(b"x", f"{number}.txt")
+return 1
+"""
 WIDE = "from hutch import artifacts\nartifacts.save(b'x', 'é' * 100 + '.txt')\nreturn 1"
 
 
-@pytest.fixture
-def stub(shared_stack: Stack) -> Any:
-    with grpc.insecure_channel(shared_stack.target) as channel:
-        yield InvocationServiceStub(channel)
-
-
 def test_case_d16_the_last_events_come_with_a_cursor_that_walks_the_rest(
-    client: hutch.Client, stub: Any
+    client: hutch.Client,
 ) -> None:
     handle = client.spawn(program=MANY)
     handle.result()
     whole = [event.sequence for event in client.watch_invocation(handle.id)]
     assert len(whole) > 15
-    request = pb.ListEventsRequest(invocation_id=handle.id, max_events=5)
-    page = stub.ListEvents(request)
+    page = client.list_events(handle.id, max_events=5)
     assert [item.sequence for item in page.events] == whole[-5:]
-    assert page.truncated
-    walked = list(page.events)
-    while page.truncated:
-        request.before_sequence = page.before_sequence
-        page = stub.ListEvents(request)
+    walked, earlier = list(page.events), page.truncated
+    assert earlier
+    while earlier:
+        page = client.list_events(handle.id, max_events=5, before_sequence=page.before_sequence)
         assert len(page.events) <= 5
-        walked = [*page.events, *walked]
+        walked, earlier = [*page.events, *walked], page.truncated
     assert [item.sequence for item in walked] == whole
     assert walked[-1].kind == "ended"
     assert json.loads(walked[-1].text)["ending"]["kind"] == "ENDING_KIND_RETURNED"
 
 
-def test_case_d16_a_long_event_is_cut_at_a_character_and_marked(
-    client: hutch.Client, stub: Any
-) -> None:
+def test_case_d16_a_long_event_is_cut_at_a_character_and_marked(client: hutch.Client) -> None:
     handle = client.spawn(program=WIDE)
     handle.result()
     for limit in range(60, 70):
-        request = pb.ListEventsRequest(invocation_id=handle.id, max_bytes=limit)
-        shown = [
-            item for item in stub.ListEvents(request).events if item.kind == "artifact_published"
-        ]
+        page = client.list_events(handle.id, max_bytes=limit)
+        shown = [item for item in page.events if item.kind == "artifact_published"]
         (event,) = shown
         assert event.truncated
         assert len(event.text.encode()) in (limit, limit - 1)
@@ -83,11 +71,8 @@ return kinds, view["truncated"], len(earlier["events"]), reason
 
 
 @pytest.mark.parametrize("field", ["max_events", "max_bytes"])
-def test_more_than_a_view_may_hold_is_refused(client: hutch.Client, stub: Any, field: str) -> None:
+def test_more_than_a_view_may_hold_is_refused(client: hutch.Client, field: str) -> None:
     handle = client.spawn(program="return 1")
     handle.result()
-    request = pb.ListEventsRequest(invocation_id=handle.id)
-    setattr(request, field, 100_000)
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ListEvents(request)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with pytest.raises(hutch.FieldInvalidError):
+        client.list_events(handle.id, **{field: 100_000})
