@@ -107,9 +107,10 @@ def test_commands_that_are_not_built_are_not_listed(capfd: pytest.CaptureFixture
         "cancel",
         "artifacts",
         "doctor",
+        "shell",
     ):
         assert name in shown
-    for name in ("shell", "chat", "replay", "tenant", "--ephemeral"):
+    for name in ("chat", "replay", "tenant", "--ephemeral"):
         assert name not in shown
 
 
