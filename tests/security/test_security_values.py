@@ -57,7 +57,8 @@ def test_a_contract_made_to_explode_is_refused(client: hutch.Client, name: str) 
     program = f"""
 import functools
 schema = json.dumps({SCHEMAS[name]}).encode()
-header = dict(detached=True, program=Place(0), task=None, inputs=[], tools=[], spawn={{}}, resources={{}},
+header = dict(detached=True, program=Place(0), task=None, inputs=[], tools=[],
+              spawn={{}}, resources={{}},
     contract={{"schema": Place(1), "max_failures": 0}}, timeout_ms=0, template="", label="",
     artifact_patterns=[], retry_on_loss=False, output_view_bytes=0, output_limit_bytes=0)
 return ask("spawn", [b"return 1", schema], **header).failure.reason
@@ -71,7 +72,8 @@ def test_a_pattern_that_backtracks_elsewhere_is_checked_in_linear_time(
 ) -> None:
     program = """
 schema = json.dumps({"type": "string", "pattern": "^(a+)+$"}).encode()
-header = dict(detached=False, program=Place(0), task=None, inputs=[], tools=[], spawn={}, resources={},
+header = dict(detached=False, program=Place(0), task=None, inputs=[], tools=[],
+              spawn={}, resources={},
     contract={"schema": Place(1), "max_failures": 0}, timeout_ms=0, template="", label="",
     artifact_patterns=[], retry_on_loss=False, output_view_bytes=0, output_limit_bytes=0)
 return ask("spawn", [b"return 'a' * 50_000 + '!'", schema], **header).failure.ending
