@@ -7,50 +7,34 @@ the disk took nothing. What is in flight goes on below the reserve: the reserve 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-_FRESH_SECONDS = 1.0
 _DEFAULT_BYTES = 256 * 1024 * 1024
 _DEFAULT_SHARE = 0.01  # of a disk on which that is less
 
 
 class Space:
-    """The free bytes of one file system, asked for at most once a second.
+    """The free bytes of one file system. To ask costs microseconds, so it is asked each time.
 
     Attributes:
         stalled: whether the disk refuses what must be written before anything else is.
     """
 
-    def __init__(
-        self, folder: Path, reserve_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, reserve_bytes: int) -> None:
         """Asks nothing yet.
 
         Args:
             folder: Any folder of the file system.
             reserve_bytes: Below so many free bytes no new work is taken; 0 means 256 MiB, or a
                 hundredth of a disk where that is less.
-            clock: Rising seconds.
         """
         self.stalled = False
         self._folder = folder
         self._reserve = reserve_bytes
-        self._clock = clock
-        self._asked = float("-inf")
-        self._short = False
 
     def short(self) -> bool:
         """Whether new work must be refused."""
-        if self.stalled:
-            self._asked = float("-inf")  # asked again once it is over
-            return True
-        now = self._clock()
-        if now - self._asked >= _FRESH_SECONDS:
-            self._asked = now
-            self._short = self._is_short()
-        return self._short
+        return self.stalled or self._is_short()
 
     def _is_short(self) -> bool:
         try:
