@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 SIGINT, SIGKILL, SIGTERM, SIGCONT, SIGSTOP = 2, 9, 15, 18, 19
+PF_EXITING = 4  # of linux/sched.h
 EMPTY_SCANS = 8  # without PID 1's powers a process that forks and exits may slip through a look
 
 
@@ -59,6 +60,13 @@ def look(pid: int) -> Process | None:
     if len(fields) < 20:
         return None
     return Process(pid, int(fields[1]), fields[0], fields[19])
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is on its way out: it closes its descriptors before it is dead."""
+    data = read_file(f"/proc/{pid}/stat")
+    fields = data[data.rfind(b")") + 2 :].split()
+    return len(fields) < 20 or fields[0] in (b"Z", b"X") or bool(int(fields[6]) & PF_EXITING)
 
 
 def _descendants(processes: dict[int, Process], root: int) -> dict[int, Process]:

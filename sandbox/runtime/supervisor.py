@@ -19,7 +19,7 @@ from .filelink import FileLink
 from .hostlink import HostLink
 from .linux import signals
 from .outputs import LateOutputs, Outputs, make_pipe, make_recording
-from .processes import Sweep
+from .processes import Sweep, is_ending
 from .replink import ReplLink
 from .stdinlink import StdinLink
 
@@ -309,7 +309,8 @@ class Supervisor:
                     return
                 self._pass_on(repl, frame)
         except EOFError:
-            repl.kill("the REPL closed its channel and was ended")
+            if not is_ending(repl.pid):  # else its own end is what is told
+                repl.kill("the REPL closed its channel and was ended")
         except frames.FrameError as error:
             # A REPL that cannot be understood is of no use; its death is reported.
             repl.kill(f"the REPL sent what it may not send and was ended: {error}")
