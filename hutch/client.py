@@ -16,6 +16,7 @@ from hutch import ambient, calls, tools, types
 from hutch.aio import AsyncClient
 from hutch.aio_boxes import AsyncBox
 from hutch.boxes import Box
+from hutch.cells import OutputView
 from hutch.errors import ConnectionLostError, HutchError
 from hutch.handles import AsyncHandle
 from hutch.workspace import Content
@@ -423,6 +424,10 @@ class Handle:
     ) -> bytes:
         """What it has printed so far, from `offset`, at most `max_bytes`."""
         return self._client._wait(self._handle.output(stream, offset=offset, max_bytes=max_bytes))
+
+    def output_view(self, stream: types.Stream = "stdout") -> OutputView:
+        """The beginning and the end of what it has printed so far."""
+        return self._client._wait(self._handle.output_view(stream))
 
     def events(self, *, tree: bool = False) -> Iterator[types.Event]:
         """Yields its events, or its tree's, until it has ended."""

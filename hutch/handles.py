@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from hutch import calls, types
+from hutch.cells import OutputView
 from hutch.errors import ResultTimeoutError
 
 if TYPE_CHECKING:
@@ -62,6 +63,15 @@ class AsyncHandle:
     ) -> bytes:
         """What it has printed so far, from `offset`, at most `max_bytes`."""
         return await self._client.on_loop(self._output(stream, offset, max_bytes))
+
+    async def output_view(self, stream: types.Stream = "stdout") -> OutputView:
+        """The beginning and the end of what it has printed so far, `output_view_bytes` together."""
+        found = await self.invocation()
+        size = found.stdout_bytes if stream == "stdout" else found.stderr_bytes
+        half = max(1, (found.output.output_view_bytes or 64 * 1024) // 2)
+        head = await self.output(stream, 0, half)
+        tail = await self.output(stream, max(half, size - half), half) if size > half else b""
+        return OutputView(head=head, tail=tail, total_bytes=size)
 
     async def _output(self, stream: types.Stream, offset: int, max_bytes: int) -> bytes:
         data = bytearray()

@@ -44,6 +44,31 @@ def test_case_22_much_output_and_a_reader_that_stops_cost_no_memory(own_stack: S
         assert max(growth) <= GROWTH_BYTES, growth
 
 
+def test_case_23_a_view_is_head_and_tail_with_the_exact_count_left_out(
+    client: hutch.Client,
+) -> None:
+    """16 MiB for 700 MB; the whole is there by offset."""
+    program = (
+        "import hashlib, sys\nline = b''.join(b'%07d\\n' % number for number in range(2_000_000))\n"
+        "sys.stdout.buffer.write(line)\nreturn hashlib.sha256(line).hexdigest()"
+    )
+    handle = client.spawn(program=program)
+    digest = handle.result()
+    view = handle.output_view()
+    assert view.total_bytes == 16_000_000
+    assert (len(view.head), len(view.tail)) == (32 * 1024, 32 * 1024)
+    assert view.left_out_bytes == 16_000_000 - 64 * 1024
+    assert view.head.startswith(b"0000000\n0000001\n")
+    assert view.tail.endswith(b"1999999\n")
+    whole = hashlib.sha256()
+    for chunk in client.read_output(handle.id):
+        whole.update(chunk.data)
+    assert whole.hexdigest() == digest
+    small = client.spawn(program="print('all')")
+    small.result()
+    assert (small.output_view().text, small.output_view("stderr").text) == ("all\n", "")
+
+
 @pytest.mark.parametrize("size", [3_900_000, 4_100_000, 64 * MIB - 2])
 def test_case_25_values_larger_than_a_message_arrive_whole(client: hutch.Client, size: int) -> None:
     text = client.invoke(program="return 'x' * size", size=size)
