@@ -126,3 +126,22 @@ def test_a_damaged_state_is_named_and_not_overwritten(own_stack: Stack) -> None:
     with pytest.raises(NotReady, match=r"journal\.sqlite3"):
         own_stack.start_controller()
     assert journal.read_bytes() == b"this is not a database" * 1000
+
+
+def test_a_cell_of_a_box_outlives_its_controller_and_runs_once(own_stack: Stack) -> None:
+    with hutch.connect(own_stack.target) as client, client.sandbox() as box:
+        box.run("runs = 0")
+        code = (
+            "import time\nruns += 1\nprint('begin', flush=True)\n"
+            "time.sleep(1.5)\nprint('end')\nruns"
+        )
+        cell = box.submit(code)
+        for chunk in cell.output(follow=True):
+            assert chunk.data == b"begin\n"
+            break
+        own_stack.kill_controller()
+        own_stack.start_controller()
+        result = cell.result()
+        assert (result.outcome, result.text) == ("completed", "1")
+        assert result.stdout_view.text == "begin\nend\n"
+        assert box.run("runs").text == "1"
