@@ -19,7 +19,7 @@ generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_p
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test sim check proto bench lock clean prerequisites
+.PHONY: help demo test soak sim check proto bench lock clean prerequisites
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +31,9 @@ demo: $(STAMP) ## Measure the standard library with a tree of sandboxes, one for
 
 test: $(STAMP) ## Run every test that this machine can run
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: $(STAMP) ## Run the tests that have full sizes, which take minutes
+	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
 
 sim: $(STAMP) ## Simulate hosts, faults and recovery: RUNS seeds, the first is SEED
 	$(BIN)/python -m tests.simulation $(SEED) $(RUNS)

@@ -258,7 +258,14 @@ async def test_real_warm_sandboxes_run_code_and_hold_nothing_of_one_another(name
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "warm", "claims"), [("fake", 100, 200), ("bubblewrap", 4, 8)])
+@pytest.mark.parametrize(
+    ("name", "warm", "claims"),
+    [
+        ("fake", 100, 200),
+        ("bubblewrap", 4, 8),
+        pytest.param("bubblewrap", 100, 200, marks=pytest.mark.soak),
+    ],
+)
 async def test_real_claims_at_once_give_each_a_sandbox_of_its_own(
     name: str, warm: int, claims: int
 ) -> None:
