@@ -193,10 +193,12 @@ async def test_a_full_database_is_typed_and_works_again_with_space(tmp_path: Pat
         limits = [pages + 4]
         huge = records(2, payload=b"x" * 100_000)
         first = asyncio.create_task(stores.journal.append(huge))
+        await asyncio.sleep(0)  # the task hands it to the writer, before all that follows
         # What need not wait is refused, and what is small enough does not overtake.
         with pytest.raises(StoreFull):
             await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
         second = asyncio.create_task(stores.journal.append(records(3)))
+        await asyncio.sleep(0)
         with pytest.raises(StoreFull):
             await stores.artifacts.add_refusals(TENANT, "inv_a", [("name", "reason")])
         assert not first.done()
