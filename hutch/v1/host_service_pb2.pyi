@@ -865,7 +865,7 @@ class OutputChunk(_message.Message):
     offset: _builtins.int
     """Where it begins in that cell's stream."""
     data: _builtins.bytes
-    """The bytes, at most 64 KiB."""
+    """The bytes, at most 256 KiB: what waited is sent together."""
     def __init__(
         self,
         *,
