@@ -199,8 +199,9 @@ class Shell:
     def _run(self, source: str) -> BoxResult | None:
         """Runs one cell; None when the box has ended."""
         try:
-            cell = self._box.submit(source, on_output=self._print, on_display=self._show)
-            result = self._wait(cell)
+            result = self._wait(
+                lambda: self._box.submit(source, on_output=self._print, on_display=self._show)
+            )
         except (InvocationFailed, ConnectionLostError) as error:
             self._say(str(error), "red")
             return None
@@ -216,19 +217,29 @@ class Shell:
             self._say("the REPL died: its names are lost", "yellow")
         return result
 
-    def _wait(self, cell: Cell) -> BoxResult:
-        """Waits for a cell; Ctrl-C interrupts it, and twice leaves."""
+    def _wait(self, submit: Callable[[], Cell]) -> BoxResult:
+        """Gives a cell and waits for it; Ctrl-C interrupts it, even while it is being given, and
+        twice leaves."""
         pressed = 0.0
+        waiting = early = False
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            raise KeyboardInterrupt
+            nonlocal early
+            early = True
+            if waiting:
+                raise KeyboardInterrupt
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
+            cell = submit()
             while True:
                 try:
+                    waiting = True
+                    if early:
+                        raise KeyboardInterrupt
                     return cell.result()
                 except KeyboardInterrupt:
+                    waiting = early = False
                     now = time.monotonic()
                     if pressed and now - pressed < _LEAVE_SECONDS and self._may_leave():
                         raise _Leave from None
