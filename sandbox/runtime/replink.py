@@ -170,9 +170,10 @@ class ReplLink:
         if frame.type == "call":
             header["call"] = self._renamed(header.get("call"))
         if frame.type == "tool_result":
-            if header.get("call") not in self._tools:
+            call = header.get("call")
+            if not isinstance(call, str) or call not in self._tools:
                 raise frames.FrameError("a result of no open tool call")
-            self._tools.remove(header["call"])
+            self._tools.remove(call)
         if frame.type == "blob":
             name = header["blob"] = self._renamed(header.get("blob"))
             if header.get("last") is True:

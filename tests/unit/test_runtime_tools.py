@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sandbox.runtime import values
+from sandbox.runtime import frames, values
 from sandbox.runtime.frames import Frame
 from tests.support.frame_client import FrameClient, Report, supervisor
 
@@ -530,3 +530,16 @@ def test_a_forked_process_cannot_call_a_tool(client: FrameClient) -> None:
         None,
     )
     assert "forked process cannot call" in str(returned(report))
+
+
+@pytest.mark.parametrize("call", [["x"], {}, 5, None, "nobodys"])
+def test_a_repl_that_answers_no_open_call_is_ended(client: FrameClient, call: object) -> None:
+    frame = frames.encode({"type": "tool_result", "call": call})
+    report = client.run(
+        "import os, socket, time\n"
+        "for fd in range(3, 100):\n"
+        "    try:\n        s = socket.socket(fileno=fd)\n    except OSError: continue\n"
+        f"    s.send({frame!r})\ntime.sleep(60)"
+    )
+    assert (report.outcome, report.header["signal"]) == ("repl_died", 9)
+    assert returned(client.run("return 1")) == 1
