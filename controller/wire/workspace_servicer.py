@@ -29,6 +29,7 @@ PIECE_BYTES = 192 * 1024
 PATH_BYTES = 4096
 PAGE = 500
 FILE_BYTES = 16 * 1024**3
+MAX_OFFSET = 2**63 - 1
 _KINDS = {
     "file": ws.WORKSPACE_FILE_KIND_FILE,
     "folder": ws.WORKSPACE_FILE_KIND_FOLDER,
@@ -77,6 +78,8 @@ class WorkspaceServicer(WorkspaceServiceServicer):
         """Streams a regular file from any byte."""
         sandbox_id = await self._sandbox(request.invocation_id)
         path = _path(request.path)
+        if request.offset > MAX_OFFSET:
+            raise Refused(Reason.FIELD_INVALID, f"at most {MAX_OFFSET}", field="offset")
         offset, digest = request.offset, hashlib.sha256()
         left = request.max_bytes or None
         while left is None or left > 0:
@@ -138,6 +141,8 @@ class WorkspaceServicer(WorkspaceServiceServicer):
         """Lists a folder."""
         if request.page_size > PAGE:
             raise Refused(Reason.FIELD_INVALID, f"at most {PAGE}", field="page_size")
+        if len(request.page_token.encode()) > PATH_BYTES:
+            raise Refused(Reason.FIELD_INVALID, f"at most {PATH_BYTES} bytes", field="page_token")
         sandbox_id = await self._sandbox(request.invocation_id)
         folder = _path(request.path or ".")
         listing = sf.FileList(after=request.page_token, max_entries=request.page_size or PAGE)

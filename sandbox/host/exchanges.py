@@ -277,6 +277,10 @@ def _check(operation: sandbox_file_pb2.FileOperation) -> None:
             pass
         case "list":
             _check_range("list.max_entries", operation.list.max_entries, 1, MAX_LISTED)
+            # A frame's header has an end: both it and the path must fit.
+            if len(operation.list.after.encode()) > MAX_PATH_BYTES:
+                problem = f"must have at most {MAX_PATH_BYTES} bytes"
+                raise field_invalid("file_operation.list.after", problem)
         case "read":
             _check_range("read.max_bytes", operation.read.max_bytes, 1, frames.CHUNK_BYTES)
             _check_range("read.offset", operation.read.offset, 0, frames.MAX_INTEGER)

@@ -9,9 +9,12 @@ import threading
 import tracemalloc
 from pathlib import Path
 
+import grpc
 import pytest
 
 import hutch
+from hutch.v1 import workspace_service_pb2 as ws
+from hutch.v1.workspace_service_pb2_grpc import WorkspaceServiceStub
 from tests.support.proxy import proxy
 from tests.support.stack import Stack
 
@@ -83,3 +86,19 @@ def test_case_60_large_files_go_both_ways_over_a_cut_in_bounded_memory(
             tracemalloc.stop()
         assert digest.hexdigest() == expected
         assert peak < 16 * 2**20
+
+
+def test_a_request_that_no_sandbox_can_be_asked_is_refused_and_costs_none(
+    shared_stack: Stack, client: hutch.Client
+) -> None:
+    with client.sandbox() as box, grpc.insecure_channel(shared_stack.target) as channel:
+        box.files.write("a", "1")
+        files = WorkspaceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(files.ReadFile(ws.ReadFileRequest(invocation_id=box.id, path="a", offset=2**63)))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        with pytest.raises(grpc.RpcError) as caught:
+            files.ListFiles(ws.ListFilesRequest(invocation_id=box.id, page_token="z" * 70_000))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert box.files.read("a") == b"1"
+        assert box.run("1 + 1").text == "2"

@@ -303,6 +303,9 @@ def test_operations_wait_for_the_one_before_and_few_may_wait() -> None:
         files.FileOperation(operation_id="f", path="x"),
         files.FileOperation(operation_id="f", path="x", list=files.FileList()),
         files.FileOperation(operation_id="f", path="x", list=files.FileList(max_entries=501)),
+        files.FileOperation(
+            operation_id="f", path="x", list=files.FileList(max_entries=1, after="x" * 4_097)
+        ),
         files.FileOperation(operation_id="f", path="x", read=files.FileRead()),
         files.FileOperation(operation_id="f", path="x", read=files.FileRead(max_bytes=196_609)),
         files.FileOperation(operation_id="f", path="x", write=files.FileWrite(upload_id="../x")),
