@@ -26,6 +26,7 @@ from hutch.v1 import invocation_service_pb2 as isv
 
 CHUNK_BYTES = 256 * 1024
 REFUSALS = 1000
+MAX_SEQUENCE = 2**63 - 1
 CUT_SECONDS = 0.5  # a client that half-closes stays longer, or has no open cell
 POSITIONS = 1000  # ended cells whose later output is told
 STREAMS = (("stdout", isv.OUTPUT_STREAM_STDOUT), ("stderr", isv.OUTPUT_STREAM_STDERR))
@@ -50,6 +51,8 @@ class BoxStream:
         row: InvocationRow,
         attach: isv.AttachBox,
     ) -> None:
+        if attach.after_sequence > MAX_SEQUENCE:
+            raise Refused(Reason.FIELD_INVALID, f"at most {MAX_SEQUENCE}", field="after_sequence")
         self._config = config
         self._loop = loop
         self._journal = journal

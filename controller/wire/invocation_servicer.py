@@ -209,6 +209,8 @@ class InvocationServicer(InvocationServiceServicer):
             tree_id = (await self._row(LOCAL_TENANT, request.tree_of)).tree_id
         limit = _page_size(request.page_size)
         state = ""
+        if request.state not in invocation_pb2.InvocationState.values():
+            raise Refused(Reason.FIELD_INVALID, "no state of an invocation", field="state")
         if request.state:
             name = invocation_pb2.InvocationState.Name(request.state)
             state = name.removeprefix("INVOCATION_STATE_").lower()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import grpc
 import pytest
 
 import hutch
+from hutch.v1 import invocation_service_pb2 as isv
+from hutch.v1.invocation_service_pb2_grpc import InvocationServiceStub
+from tests.support.stack import Stack
 
 MANY = """
 from hutch import artifacts
@@ -76,3 +80,15 @@ def test_more_than_a_view_may_hold_is_refused(client: hutch.Client, field: str) 
     handle.result()
     with pytest.raises(hutch.FieldInvalidError):
         client.list_events(handle.id, **{field: 100_000})
+
+
+def test_numbers_that_nothing_has_are_refused(shared_stack: Stack, client: hutch.Client) -> None:
+    with client.sandbox() as box, grpc.insecure_channel(shared_stack.target) as channel:
+        invocations = InvocationServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            invocations.ListInvocations(isv.ListInvocationsRequest(state=99))  # type: ignore[arg-type]
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        attach = isv.AttachBox(invocation_id=box.id, after_sequence=2**63)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(invocations.AttachInvocation(iter([isv.AttachInvocationRequest(attach=attach)])))
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
