@@ -27,6 +27,8 @@ from hutch.errors import (
 )
 
 DOMAIN = "hutch.v1"
+# What grpc.aio says of a stream whose connection broke while something was sent on it.
+_BROKEN_SEND = "Internal error from Core"
 _STATUS_KEY = "grpc-status-details-bin"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 _RETRIED_REASONS = frozenset({"CONTROLLER_DRAINING", "HOST_UNAVAILABLE", "STORE_UNAVAILABLE"})
@@ -64,7 +66,10 @@ class Refusal:
 def read(error: grpc.aio.AioRpcError) -> Refusal:
     """What a failed call said, with its `ErrorInfo` and `RetryInfo` where it carries them."""
     message = error.details() or error.code().name
-    refusal = Refusal(code=error.code(), message=message)
+    code = error.code()
+    if code is grpc.StatusCode.INTERNAL and message == _BROKEN_SEND:
+        code = grpc.StatusCode.UNAVAILABLE
+    refusal = Refusal(code=code, message=message)
     for key, raw in error.trailing_metadata() or ():
         if key != _STATUS_KEY or not isinstance(raw, bytes):
             continue
