@@ -80,29 +80,26 @@ class Settings:
 class Timers:
     """Events that are to come at a time of the wall clock, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, post: Callable[[ev.Event], object]) -> None:
+        self._post = post
         self._handles: dict[tuple[str, str], asyncio.TimerHandle] = {}
 
-    def set(
-        self, name: tuple[str, str], at_us: int, post: Callable[[ev.Event], object], event: ev.Event
-    ) -> None:
+    def set(self, name: tuple[str, str], at_us: int, event: ev.Event) -> None:
         """Sets a timer in place of the one with this name; at 0 there is none any more."""
         self.drop(name)
         if not at_us:
             return
         seconds = max(0.0, (at_us - now_us()) / 1_000_000)
         self._handles[name] = asyncio.get_running_loop().call_later(
-            seconds + 0.001, self._passed, name, at_us, post, event
+            seconds + 0.001, self._passed, name, at_us, event
         )
 
-    def _passed(
-        self, name: tuple[str, str], at_us: int, post: Callable[[ev.Event], object], event: ev.Event
-    ) -> None:
+    def _passed(self, name: tuple[str, str], at_us: int, event: ev.Event) -> None:
         self._handles.pop(name, None)
         if now_us() < at_us:  # the wall clock was set back meanwhile
-            self.set(name, at_us, post, event)
+            self.set(name, at_us, event)
             return
-        post(event)
+        self._post(event)
 
     def drop(self, name: tuple[str, str]) -> None:
         """Forgets a timer."""
@@ -126,7 +123,7 @@ class Executor:
         self._checker = checker
         self._nursery = nursery
         self._tools = tools
-        self._timers = Timers()
+        self._timers = Timers(loop.post)
 
     def issue(self, command: cmd.Command) -> None:
         """Begins to carry out a command and returns at once."""
@@ -135,15 +132,15 @@ class Executor:
                 self._nursery.start(self._check(command), name="check-contract")
             case cmd.SetDeadline(invocation_id=invocation_id, at_us=at_us):
                 passed = ev.DeadlinePassed(invocation_id=invocation_id)
-                self._timers.set(("deadline", invocation_id), at_us, self._loop.post, passed)
+                self._timers.set(("deadline", invocation_id), at_us, passed)
             case cmd.DropDeadline(invocation_id=invocation_id):
                 self._timers.drop(("deadline", invocation_id))
             case cmd.SetIdleTimer(invocation_id=invocation_id, at_us=at_us):
                 idle = ev.IdlePassed(invocation_id=invocation_id)
-                self._timers.set(("idle", invocation_id), at_us, self._loop.post, idle)
+                self._timers.set(("idle", invocation_id), at_us, idle)
             case cmd.CallTool(tool_call_id=tool_call_id, deadline_us=at_us):
                 late = ev.ToolTimeout(tool_call_id=tool_call_id)
-                self._timers.set(("tool", tool_call_id), at_us, self._loop.post, late)
+                self._timers.set(("tool", tool_call_id), at_us, late)
                 (self._pool.issue if command.sandbox_id else self._tools.call)(command)
             case cmd.EndToolCall(tool_call_id=tool_call_id):
                 self._timers.drop(("tool", tool_call_id))

@@ -16,7 +16,7 @@ from controller.core.errors import Reason, Refused
 from controller.core.ids import sandbox_id_of
 from controller.core.model import Ending, State
 from controller.engine import records as rec
-from controller.store.ports import Journal, StoredRecord
+from controller.store.ports import Journal, StoredRecord, tree_records
 from hutch.v1 import event_pb2, invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
 
@@ -42,21 +42,15 @@ async def view(
     last: deque[event_pb2.EventView] = deque(maxlen=limit + 1)  # one more shows that there are more
     maker = EventMaker(codec)
     members = {request.invocation_id}
-    after = 0
-    while stored := await journal.read_tree(tenant_id, tree_id, after_sequence=after):
-        for item in stored:
-            after = item.sequence
-            if request.before_sequence and after >= request.before_sequence:
-                break
-            event = maker.event_of(item)
-            if event is None:
-                continue
-            grow(members, event, tree=request.tree)
-            if event.invocation_id in members:
-                last.append(_shortened(event, request.max_bytes or EVENT_BYTES))
-        else:
+    async for item in tree_records(journal, tenant_id, tree_id):
+        if request.before_sequence and item.sequence >= request.before_sequence:
+            break
+        event = maker.event_of(item)
+        if event is None:
             continue
-        break
+        grow(members, event, tree=request.tree)
+        if event.invocation_id in members:
+            last.append(_shortened(event, request.max_bytes or EVENT_BYTES))
     truncated = len(last) > limit
     events = list(last)[-limit:]
     return isv.ListEventsResponse(

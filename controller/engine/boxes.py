@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.core.errors import Reason, Refused
-from controller.core.ids import CellId
-from controller.core.model import CellOutcome, Ending, EndingKind, Evidence, State
+from controller.core.ids import CellId, InvocationId
+from controller.core.model import CellOutcome, Ending, EndingKind, Evidence
 from controller.engine import events as ev
 from controller.engine import records as rec
 from controller.engine.draft import Draft
@@ -126,7 +126,7 @@ def shown(draft: Draft, node: Node, event: ev.CellShown) -> None:
 def idle_passed(draft: Draft, event: ev.IdlePassed) -> None:
     """Ends a box that nobody has used; one that is in use sets its timer anew by itself."""
     node = draft.state.live(event.invocation_id)
-    if node is None or not is_idle(draft, node):
+    if node is None or not draft.state.is_idle(node):
         return
     limit = node.granted.idle_timeout_us
     if draft.now_us < node.idle_since_us + limit:
@@ -138,17 +138,6 @@ def idle_passed(draft: Draft, event: ev.IdlePassed) -> None:
         evidence=Evidence(limit="idle_timeout", limit_value=max(1, round(seconds))),
     )
     decide_ending(draft, node, ending)
-
-
-def is_idle(draft: Draft, node: Node) -> bool:
-    """Whether nothing of a box goes on: no cell, no child."""
-    return (
-        node.interactive
-        and node.state is State.RUNNING
-        and not node.open_cells
-        and node.returned_cell is None
-        and all(child.ended for child in draft.state.children_of(node))
-    )
 
 
 def _never_ran(draft: Draft, node: Node, cell_id: CellId) -> None:
@@ -168,8 +157,8 @@ def _never_ran(draft: Draft, node: Node, cell_id: CellId) -> None:
     )
 
 
-def _live_box(draft: Draft, invocation_id: str) -> Node:
-    node = draft.state.live(invocation_id)  # type: ignore[arg-type]
+def _live_box(draft: Draft, invocation_id: InvocationId) -> Node:
+    node = draft.state.live(invocation_id)
     if node is None or node.ending is not None:
         raise Refused(Reason.INVOCATION_ENDED, "the box has ended")
     if not node.interactive:

@@ -214,9 +214,7 @@ def _idle_timer(state: EngineState, node: Node) -> Iterator[cmd.SetIdleTimer]:
     """The timer of a box as it stands: it runs while nothing of the box does."""
     if not node.interactive or node.ending is not None or node.state is not State.RUNNING:
         return
-    busy = bool(node.open_cells) or node.returned_cell is not None
-    busy = busy or not all(child.ended for child in state.children_of(node))
-    at_us = 0 if busy else node.idle_since_us + node.granted.idle_timeout_us
+    at_us = node.idle_since_us + node.granted.idle_timeout_us if state.is_idle(node) else 0
     yield cmd.SetIdleTimer(invocation_id=node.invocation_id, at_us=at_us)
 
 

@@ -240,6 +240,16 @@ class EngineState:
         for child_id in node.children:
             yield self.nodes[child_id]
 
+    def is_idle(self, node: Node) -> bool:
+        """Whether nothing of a box goes on: no cell, no child."""
+        return (
+            node.interactive
+            and node.state is State.RUNNING
+            and not node.open_cells
+            and node.returned_cell is None
+            and all(child.ended for child in self.children_of(node))
+        )
+
     def parent_of(self, node: Node) -> Node | None:
         """The parent of a node."""
         return self.nodes[node.parent_id] if node.parent_id else None

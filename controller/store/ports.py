@@ -355,6 +355,16 @@ class OutputLog(Protocol):
         """Ends all waits and finishes what is being written. Idempotent."""
 
 
+async def tree_records(
+    journal: Journal, tenant_id: str, tree_id: str, after_sequence: int = 0
+) -> AsyncGenerator[StoredRecord, None]:
+    """All records of one tree after a sequence, in order, a page at a time in memory."""
+    while stored := await journal.read_tree(tenant_id, tree_id, after_sequence=after_sequence):
+        for item in stored:
+            yield item
+        after_sequence = stored[-1].sequence
+
+
 def cursor_of(row: InvocationRow, *, tree_id: str = "") -> str:
     """The cursor after which the page behind `row` begins, for the same kind of list."""
     if tree_id:

@@ -12,7 +12,7 @@ from controller.core.ids import InvocationId, TenantId
 from controller.core.model import CellOutcome
 from controller.engine import records as rec
 from controller.loop import Loop
-from controller.store.ports import InvocationRow, Journal, OutputLog
+from controller.store.ports import InvocationRow, Journal, OutputLog, tree_records
 
 READ_BYTES = 256 * 1024
 
@@ -64,22 +64,21 @@ class BoxOutput:
             watchers.unfollow(self._tree_id, feed)
 
     async def _ended_cells(self) -> AsyncIterator[tuple[int, bytes]]:
-        while stored := await self._journal.read_tree(
-            self._tenant_id, self._tree_id, after_sequence=self._sequence
+        async for item in tree_records(
+            self._journal, self._tenant_id, self._tree_id, self._sequence
         ):
-            for item in stored:
-                self._sequence = item.sequence
-                if item.invocation_id != self._invocation_id:
-                    continue
-                record = self._codec.load(item.payload)
-                self._over = self._over or isinstance(record, rec.Ended)
-                if isinstance(record, rec.CellRecorded) and record.outcome is not (
-                    CellOutcome.CANCELLED_BEFORE_START
-                ):
-                    size = record.stdout_bytes if self._stream == "stdout" else record.stderr_bytes
-                    async for piece in self._piece(record.cell_id, size):
-                        yield piece
-                    self._base += size
+            self._sequence = item.sequence
+            if item.invocation_id != self._invocation_id:
+                continue
+            record = self._codec.load(item.payload)
+            self._over = self._over or isinstance(record, rec.Ended)
+            if isinstance(record, rec.CellRecorded) and record.outcome is not (
+                CellOutcome.CANCELLED_BEFORE_START
+            ):
+                size = record.stdout_bytes if self._stream == "stdout" else record.stderr_bytes
+                async for piece in self._piece(record.cell_id, size):
+                    yield piece
+                self._base += size
 
     async def _running_cell(self) -> AsyncIterator[tuple[int, bytes]]:
         node = self._loop.state.live(self._invocation_id)

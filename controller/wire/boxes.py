@@ -20,7 +20,8 @@ from controller.core.model import CellOutcome
 from controller.engine import events as ev
 from controller.engine import records as rec
 from controller.loop import Feed, Loop
-from controller.store.ports import InvocationRow, Journal, OutputLog
+from controller.store.ports import InvocationRow, Journal, OutputLog, tree_records
+from controller.wire.outputs import STREAMS
 from hutch.v1 import invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
 
@@ -29,7 +30,6 @@ REFUSALS = 1000
 MAX_SEQUENCE = 2**63 - 1
 CUT_SECONDS = 0.5  # a client that half-closes stays longer, or has no open cell
 POSITIONS = 1000  # ended cells whose later output is told
-STREAMS = (("stdout", isv.OUTPUT_STREAM_STDOUT), ("stderr", isv.OUTPUT_STREAM_STDERR))
 
 Requests = AsyncIterator[isv.AttachInvocationRequest]
 Response = isv.AttachInvocationResponse
@@ -255,16 +255,11 @@ class BoxStream:
                     return
 
     async def _journalled(self, after_sequence: int) -> AsyncIterator[tuple[int, rec.Record]]:
-        while True:
-            stored = await self._journal.read_tree(
-                self._tenant_id, self._tree_id, after_sequence=after_sequence
-            )
-            for item in stored:
-                after_sequence = item.sequence
-                if item.invocation_id == self._invocation_id:
-                    yield item.sequence, self._codec.load(item.payload)
-            if not stored:
-                return
+        async for item in tree_records(
+            self._journal, self._tenant_id, self._tree_id, after_sequence
+        ):
+            if item.invocation_id == self._invocation_id:
+                yield item.sequence, self._codec.load(item.payload)
 
     async def _news(self) -> AsyncIterator[Response]:
         feed = self._feed
@@ -354,7 +349,7 @@ class BoxStream:
                 return  # it had ended before this stream began, and was not asked for
             position = self._positions[cell_id] = [0, 0]
         kept = convert_cells.cell_output_id(self._invocation_id, cell_id)
-        for index, (name, number) in enumerate(STREAMS):
+        for index, (number, name) in enumerate(STREAMS.items()):
             while position[index] < await self._output.size(self._tenant_id, kept, name):
                 offset = position[index]
                 data = await self._output.read(self._tenant_id, kept, name, offset, CHUNK_BYTES)
