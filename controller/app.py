@@ -225,7 +225,6 @@ class Controller:
             journal=self._stores.journal,
             project=row_out,
             now_us=now_us,
-            nursery=nursery,
             ended=self._ended,
             changed=self._changed.set,
             short_of_room=self._stores.space.short,

@@ -39,7 +39,6 @@ from controller.engine.events import (
 )
 from controller.engine.implied import commands, recovery
 from controller.engine.state import EngineState, Node
-from controller.nursery import Nursery
 from controller.store.ports import (
     Batch,
     InvocationRow,
@@ -82,7 +81,7 @@ class Projector(Protocol):
 class _Pending:
     done: asyncio.Future[None]
     batch: Batch | None = None
-    append: asyncio.Task[None] | None = None
+    append: asyncio.Future[None] | None = None
     commands: list[cmd.Command] = field(default_factory=list)
     trees: tuple[InvocationId, ...] = ()
     rows: tuple[InvocationRow, ...] = ()  # of invocations that have ended
@@ -116,6 +115,10 @@ def _may_wait(event: Event, pending: _Pending) -> bool:
     return isinstance(event, (SandboxStarted, CellSubmitted, CellShown)) and all(
         isinstance(item, cmd.SetIdleTimer) for item in pending.commands
     )
+
+
+def _is_over(append: asyncio.Future[None] | None) -> bool:
+    return append is None or (append.done() and not append.cancelled())
 
 
 def _merged(batches: list[Batch]) -> Batch:
@@ -242,7 +245,6 @@ class Loop:
         journal: Journal,
         project: Projector,
         now_us: Callable[[], int],
-        nursery: Nursery,
         ended: Callable[[Node], None],
         changed: Callable[[], None],
         short_of_room: Callable[[], bool] = lambda: False,
@@ -255,7 +257,6 @@ class Loop:
         self._journal = journal
         self._project = project
         self._now_us = now_us
-        self._nursery = nursery
         self._ended = ended
         self._changed = changed
         self._short_of_room = short_of_room
@@ -264,13 +265,12 @@ class Loop:
         self._held: list[_Pending] = []  # decided, not yet handed to the journal
         self._timer: asyncio.TimerHandle | None = None
         self._pending: deque[_Pending] = deque()
+        self._stopped = False  # the journal failed
         self.recent: OrderedDict[str, InvocationRow] = OrderedDict()  # the latest to end, durably
-        self._wake = asyncio.Event()
 
     def start(self, executor: Executor) -> None:
-        """Takes the executor and begins to commit; commands of recovery are issued."""
+        """Takes the executor, which is given the commands of recovery."""
         self._executor = executor
-        self._nursery.start(self._commit(), name="loop-commit")
         for command in recovery(self.state):
             executor.issue(command)
 
@@ -340,43 +340,53 @@ class Loop:
             self._timer.cancel()
             self._timer = None
         held, self._held = self._held, []
-        batches = [pending.batch for pending in held if pending.batch is not None]
-        if batches:
-            append = asyncio.create_task(self._append(_merged(batches)), name="journal-append")
-            for pending in held:
-                pending.append = append
         self._pending.extend(held)
-        self._wake.set()
+        batches = [pending.batch for pending in held if pending.batch is not None]
+        if not batches:
+            asyncio.get_running_loop().call_soon(self._go_on)
+            return
+        append = self._journal.begin(_merged(batches))
+        for pending in held:
+            pending.append = append
+        append.add_done_callback(self._go_on)
 
     async def settled(self) -> None:
-        """Returns once all that was posted so far is durable."""
+        """Returns once all that was posted so far is durable.
+
+        Raises:
+            Refused: the journal has failed.
+        """
+        if self._stopped:
+            raise Refused(Reason.STORE_UNAVAILABLE, "the journal has failed")
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._held.append(_Pending(done=done))
         self.flush()
         await done
 
-    async def _append(self, batch: Batch) -> None:
-        await self._journal.append(batch)
+    def _go_on(self, _: object = None) -> None:
+        """Acts on what is durable by now, in order. No task of its own: each would be one more
+        round of the event loop between a commit and what waits for it."""
+        while self._pending and not self._stopped and _is_over(self._pending[0].append):
+            pending = self._pending.popleft()
+            try:
+                if pending.append is not None:
+                    pending.append.result()
+                self._act(pending)
+            except Exception as problem:
+                self._fail(pending, problem)
 
-    async def _commit(self) -> None:
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._pending:
-                pending = self._pending.popleft()
-                if not await self._durable(pending):
-                    return
-                if not pending.done.cancelled():
-                    pending.done.set_result(None)
-                assert self._executor is not None
-                for command in pending.commands:
-                    self._executor.issue(command)
-                self._remember(pending.rows)
-                self.watchers.tell(pending.facts)
-                self.watchers.notify(pending.trees)
-                for node in pending.ended:
-                    self._ended(node)
-                self._changed()
+    def _act(self, pending: _Pending) -> None:
+        if not pending.done.done():
+            pending.done.set_result(None)
+        assert self._executor is not None
+        for command in pending.commands:
+            self._executor.issue(command)
+        self._remember(pending.rows)
+        self.watchers.tell(pending.facts)
+        self.watchers.notify(pending.trees)
+        for node in pending.ended:
+            self._ended(node)
+        self._changed()
 
     def _remember(self, rows: Iterable[InvocationRow]) -> None:
         for row in rows:
@@ -388,25 +398,18 @@ class Loop:
         while len(self.recent) > RECENT:
             self.recent.popitem(last=False)
 
-    async def _durable(self, pending: _Pending) -> bool:
-        if pending.append is None:
-            return True
-        try:
-            await pending.append
-        except asyncio.CancelledError:
-            raise
-        except Exception as problem:
-            reason = Reason.STORE_FULL if isinstance(problem, StoreFull) else None
-            log.critical("journal_failed", exc_info=problem)
-            refusal = Refused(reason or Reason.STORE_UNAVAILABLE, "the journal cannot be written")
-            for waiting in (pending, *self._pending, *self._held):
-                if not waiting.done.done():
-                    waiting.done.set_exception(refusal)
-                    waiting.done.exception()  # a caller that does not wait is not a fault
-            if not self.failed.done():
-                self.failed.set_exception(problem)
-            return False
-        return True
+    def _fail(self, pending: _Pending, problem: Exception) -> None:
+        """Nothing follows any more, from this or from what comes behind it."""
+        self._stopped = True
+        reason = Reason.STORE_FULL if isinstance(problem, StoreFull) else None
+        log.critical("journal_failed", exc_info=problem)
+        refusal = Refused(reason or Reason.STORE_UNAVAILABLE, "the journal cannot be written")
+        for waiting in (pending, *self._pending, *self._held):
+            if not waiting.done.done():
+                waiting.done.set_exception(refusal)
+                waiting.done.exception()  # a caller that does not wait is not a fault
+        if not self.failed.done():
+            self.failed.set_exception(problem)
 
     def _batch(self, records: list[rec.Record]) -> tuple[Batch, tuple[InvocationId, ...]]:
         """The records as the journal stores them, with the rows that they change."""

@@ -5,6 +5,7 @@ Called by the loop (append, recovery) and the wire (get, list). Calls `controlle
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -78,7 +79,11 @@ class SqliteJournal:
 
     async def append(self, batch: Batch) -> None:
         """Makes a batch durable (see the port)."""
-        await self._writer.submit(_apply_batches, batch, patient=True)
+        await self.begin(batch)
+
+    def begin(self, batch: Batch) -> asyncio.Future[None]:
+        """Begins to make a batch durable (see the port)."""
+        return self._writer.submit(_apply_batches, batch, patient=True)
 
     async def counter_next(self, name: str) -> int:
         """The next number of a durable counter (see the port)."""

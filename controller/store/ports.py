@@ -183,6 +183,10 @@ class Journal(Protocol):
             StoreUnavailable: the write failed.
         """
 
+    def begin(self, batch: Batch) -> asyncio.Future[None]:
+        """As `append`, without waiting: the future is done once the batch is durable, or has the
+        error. It never raises."""
+
     async def read_tree(
         self, tenant_id: str, tree_id: str, after_sequence: int = 0, limit: int = 1000
     ) -> list[StoredRecord]:

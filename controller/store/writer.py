@@ -66,8 +66,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="store-writer", daemon=True)
         self._thread.start()
 
-    async def submit(self, apply: Apply[P, R], payload: P, *, patient: bool = False) -> R:
-        """Runs `apply` on the payload in a transaction; returns its result once it is durable.
+    def submit(self, apply: Apply[P, R], payload: P, *, patient: bool = False) -> asyncio.Future[R]:
+        """Runs `apply` on the payload in a transaction; gives its result once it is durable. No
+        coroutine, so that who need not wait needs no task to begin one.
 
         Args:
             apply: What to run.
@@ -82,10 +83,11 @@ class Writer:
         job = _Job(apply=apply, payload=payload, loop=loop, future=future, patient=patient)
         with self._changed:
             if self._closing:
-                raise StoreUnavailable(f"{self._path}: closed")
+                future.set_exception(StoreUnavailable(f"{self._path}: closed"))
+                return future
             self._jobs.append(job)
             self._changed.notify()
-        return await future
+        return future
 
     async def close(self) -> None:
         """Runs what waits, then ends the thread. Idempotent."""

@@ -287,7 +287,7 @@ class BoxStream:
     async def _told(self, sequence: int, record: rec.Record) -> AsyncIterator[Response]:
         """The messages that a durable record means, with the output that comes before them."""
         match record:
-            case rec.CellAccepted():
+            case rec.CellAccepted() if not self._ends_next(record.cell_id):
                 accepted = convert_cells.accepted_out(record)
                 yield Response(sequence=sequence, cell_accepted=accepted)
             case rec.CellDisplayed():
@@ -304,6 +304,15 @@ class BoxStream:
                     yield message
             case rec.Ended():
                 yield await self._box_ended(sequence)
+
+    def _ends_next(self, cell_id: CellId) -> bool:
+        """Whether a cell's end is told next, so that nobody need be told of its beginning."""
+        if not self._feed.facts:
+            return False
+        _, record = self._feed.facts[0]
+        return (
+            isinstance(record, rec.CellRecorded) and record.cell_id == cell_id and not record.check
+        )
 
     async def _returned_before(self, sequence: int) -> rec.CellRecorded:
         """The cell whose value a verdict is about, where it came before what this stream tells."""

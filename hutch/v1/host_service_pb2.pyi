@@ -826,7 +826,9 @@ Global___SandboxReady: _TypeAlias = SandboxReady  # noqa: Y015
 
 @_typing.final
 class CellStarted(_message.Message):
-    """CellStarted says that a cell's code begins."""
+    """CellStarted says that a cell's code begins. It is not sent where the next event, which says so too,
+    is there within milliseconds; its sequence is left out then.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -842,7 +842,9 @@ class AttachInvocationResponse(_message.Message):
 
     @_builtins.property
     def cell_accepted(self) -> _event_pb2.InvocationCellAccepted:
-        """A cell was accepted."""
+        """A cell was accepted. Not sent where the cell's end becomes known at the same moment:
+        `cell_completed` says so too.
+        """
 
     @_builtins.property
     def output(self) -> Global___CellOutput:

@@ -16,6 +16,7 @@ from sandbox.host.spill import Place, Spill
 
 ENTRY_OVERHEAD_BYTES = 512
 JOINED_BYTES = 256 * 1024  # of output that goes out as one event
+STARTED_SECONDS = 0.005  # how long the start of a cell waits for the event that makes it needless
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,7 @@ class EventLog:
         self._memory_bytes = 0
         self._disk_failed = False
         self._waiters: list[asyncio.Future[None]] = []
+        self._later: asyncio.TimerHandle | None = None
         self.acknowledged = 0
 
     @property
@@ -83,7 +85,11 @@ class EventLog:
         self._entries.append(entry)
         if entry.place is None:
             self._memory_bytes += entry.cost
-        self.wake()
+        if event.HasField("cell_started"):
+            loop = asyncio.get_running_loop()
+            self._later = self._later or loop.call_later(STARTED_SECONDS, self.wake)
+        else:
+            self.wake()
         return event.sequence
 
     def _kept(self, event: pb.AttachSandboxResponse, mark: OutputMark | None) -> _Entry:
@@ -117,13 +123,17 @@ class EventLog:
 
     def read_joined(self, sequence: int) -> tuple[pb.AttachSandboxResponse, int]:
         """Returns one event, or consecutive output of one stream as one, and the last sequence in
-        it, which it has: it is acknowledged as the events that it stands for.
+        it, which it has: it is acknowledged as the events that it stands for. The start of a cell
+        is left out where the next event is here: a message costs more than a short cell.
 
         Raises:
             IndexError: there is no such event.
             OSError: the disk does not give it back.
         """
         event = self.read(sequence)
+        if event.HasField("cell_started") and sequence < self.last_sequence:
+            sequence += 1
+            event = self.read(sequence)
         mark = self._mark(sequence)
         if mark is None or self._mark(sequence + 1) is None:
             return event, sequence
@@ -185,6 +195,9 @@ class EventLog:
 
     def wake(self) -> None:
         """Lets every reader look again."""
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
         for waiter in self._waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -192,5 +205,6 @@ class EventLog:
 
     def close(self) -> None:
         """Frees everything that is on the disk."""
+        self.wake()
         self._entries.clear()
         self._spill.close()

@@ -258,6 +258,7 @@ class Conversation:
         if start:
             attach.spec.CopyFrom(spec or make_spec())
         self._first: pb.SandboxAttach | None = attach
+        self._ahead: pb.AttachSandboxResponse | None = None  # read, and not yet asked for
 
     async def send(self, **message: Any) -> None:
         """Sends one request."""
@@ -277,8 +278,17 @@ class Conversation:
 
     async def next(self, kind: str) -> Any:
         """The next event, of that kind, which must follow the one before without a gap; output
-        may be several events in one, which has the sequence of the last."""
+        may be several events in one, which has the sequence of the last. The start of a cell may
+        be left out where more was there already: then its sequence is."""
         event = await self._read()
+        if (
+            kind == "cell_started"
+            and not event.HasField("cell_started")
+            and event.sequence > self.last_sequence + 1
+        ):
+            self._ahead = event
+            self.last_sequence += 1
+            return event.cell_started
         assert event.WhichOneof("event") == kind, event
         if kind == "output":
             assert event.sequence > self.last_sequence
@@ -318,6 +328,9 @@ class Conversation:
         self.call.cancel()
 
     async def _read(self) -> pb.AttachSandboxResponse:
+        if (ahead := self._ahead) is not None:
+            self._ahead = None
+            return ahead
         event = await self.call.read()
         assert event is not grpc.aio.EOF, "the host ended the stream"
         assert isinstance(event, pb.AttachSandboxResponse)

@@ -21,7 +21,6 @@ from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.state import Node
 from controller.loop import Loop
-from controller.nursery import Nursery
 from controller.store.ports import Batch, StoredRecord, StoreFull, StoreUnavailable
 from tests.support.engine_world import START_US, program
 
@@ -33,11 +32,11 @@ class GatedJournal:
         self.batches: list[Batch] = []
         self.gates: list[asyncio.Future[None]] = []
 
-    async def append(self, batch: Batch) -> None:
+    def begin(self, batch: Batch) -> asyncio.Future[None]:
         gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.batches.append(batch)
         self.gates.append(gate)
-        await gate
+        return gate
 
     async def live_records(self) -> list[StoredRecord]:
         return [record for batch in self.batches for record in batch.records]
@@ -55,8 +54,8 @@ class Recorder:
 
 @asynccontextmanager
 async def running() -> AsyncIterator[tuple[Loop, GatedJournal, Recorder]]:
-    nursery, journal, recorder = Nursery(), GatedJournal(), Recorder()
-    loop = made(journal, nursery)
+    journal, recorder = GatedJournal(), Recorder()
+    loop = made(journal)
     loop.start(recorder)
     loop.post(
         ev.HostJoined(
@@ -66,16 +65,10 @@ async def running() -> AsyncIterator[tuple[Loop, GatedJournal, Recorder]]:
             statements=(),
         )
     )
-    try:
-        yield loop, journal, recorder
-    finally:
-        await nursery.close()
-        for task in asyncio.all_tasks():
-            if task.get_name() == "journal-append":
-                task.cancel()
+    yield loop, journal, recorder
 
 
-def made(journal: GatedJournal, nursery: Nursery) -> Loop:
+def made(journal: GatedJournal) -> Loop:
     def ended(_: Node) -> None:
         return
 
@@ -84,7 +77,6 @@ def made(journal: GatedJournal, nursery: Nursery) -> Loop:
         journal=journal,  # type: ignore[arg-type]
         project=row_out,
         now_us=lambda: START_US,
-        nursery=nursery,
         ended=ended,
         changed=lambda: None,
     )
@@ -181,12 +173,11 @@ async def test_case_d6_a_controller_that_died_before_a_start_starts_it_once_with
         loop.post(request(1))
         await turns()
         node = loop.state.nodes[InvocationId("inv_1")]
-        nursery, recorder = Nursery(), Recorder()
-        second = made(journal, nursery)
+        recorder = Recorder()
+        second = made(journal)
         await second.recover()
         second.start(recorder)
         starts = [item for item in recorder.issued if isinstance(item, cmd.StartSandbox)]
         assert [(item.sandbox_id, item.cell_id) for item in starts] == [
             (node.sandbox_id, node.cell_id)
         ]
-        await nursery.close()

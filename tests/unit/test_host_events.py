@@ -134,3 +134,30 @@ def test_consecutive_output_of_one_stream_goes_out_as_one_event(tmp_path: Path) 
     assert [log.read_joined(sequence)[1] for sequence in (6, 7, 8)] == [6, 7, 8]
     assert log.read_joined(6)[0].output.data == b"e"
     log.close()
+
+
+async def test_the_start_of_a_cell_is_left_out_when_its_end_is_there(tmp_path: Path) -> None:
+    log, _ = make(tmp_path)
+    started = pb.AttachSandboxResponse(cell_started=pb.CellStarted(cell_id="cell_1"))
+    ended = pb.AttachSandboxResponse(cell_completed=pb.CellCompleted(cell_id="cell_1"))
+    reader = asyncio.create_task(log.wait_past(0))
+    await asyncio.sleep(0)
+    log.append(started)
+    await asyncio.sleep(0)
+    assert not reader.done(), "a start waits for what follows"
+    log.append(ended)
+    await reader
+    event, last = log.read_joined(1)
+    assert (event.WhichOneof("event"), event.sequence, last) == ("cell_completed", 2, 2)
+    log.acknowledge(2)
+    assert log.last_sequence == log.acknowledged == 2
+
+
+async def test_the_start_of_a_cell_that_goes_on_is_told(tmp_path: Path) -> None:
+    log, _ = make(tmp_path)
+    reader = asyncio.create_task(log.wait_past(0))
+    await asyncio.sleep(0)
+    log.append(pb.AttachSandboxResponse(cell_started=pb.CellStarted(cell_id="cell_1")))
+    await reader
+    event, last = log.read_joined(1)
+    assert (event.WhichOneof("event"), event.sequence, last) == ("cell_started", 1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -15,7 +14,6 @@ from controller.core.ids import LOCAL_TENANT, HostId, InvocationId, SessionId
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.loop import Loop
-from controller.nursery import Nursery
 from controller.store.ports import Batch, StoreError, StoreFull, StoreUnavailable
 from tests.support.engine_world import program
 
@@ -26,9 +24,13 @@ class _Journal:
     def __init__(self) -> None:
         self.problem: StoreError | None = None
 
-    async def append(self, batch: Batch) -> None:
+    def begin(self, batch: Batch) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.problem is not None:
-            raise self.problem
+            done.set_exception(self.problem)
+        else:
+            done.set_result(None)
+        return done
 
 
 class _Executor:
@@ -40,7 +42,7 @@ class _Executor:
 
 
 class _World:
-    def __init__(self, nursery: Nursery) -> None:
+    def __init__(self) -> None:
         self.journal = _Journal()
         self.executor = _Executor()
         self.loop = Loop(
@@ -48,7 +50,6 @@ class _World:
             journal=cast("Any", self.journal),
             project=row_out,
             now_us=lambda: 1_000_000,
-            nursery=nursery,
             ended=lambda node: None,
             changed=lambda: None,
         )
@@ -69,21 +70,17 @@ class _World:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[_World]:
-    nursery = Nursery()
-    try:
-        found = _World(nursery)
-        await found.loop.post(
-            ev.HostJoined(
-                host_id=HostId("hst_1"),
-                host_generation=1,
-                capacity=16,
-                statements=(),
-            )
+async def world() -> _World:
+    found = _World()
+    await found.loop.post(
+        ev.HostJoined(
+            host_id=HostId("hst_1"),
+            host_generation=1,
+            capacity=16,
+            statements=(),
         )
-        yield found
-    finally:
-        await nursery.close()
+    )
+    return found
 
 
 @pytest.mark.parametrize(
