@@ -9,6 +9,7 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import sqlite3
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -164,7 +165,7 @@ class Writer:
             with self._engine.begin() as connection:
                 for apply, group in itertools.groupby(jobs, key=lambda job: job.apply):
                     results += apply(connection, [job.payload for job in group])
-        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise database.translate(error, self._path) from error
         return results
 

@@ -6,7 +6,16 @@ it the time and what the REPL said.
 
 from __future__ import annotations
 
-from .processes import SIGINT, SIGKILL, SIGTERM, Sweep, look, scan, signal_all, signal_one
+from .processes import (
+    SIGINT,
+    SIGKILL,
+    SIGTERM,
+    Sweep,
+    is_alone_with,
+    scan,
+    signal_all,
+    signal_one,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +68,7 @@ class CellRun:
         cell: str,
         outputs: Outputs,
         repl_pid: int,
+        repl_key: tuple[int, bytes] | None,
         deadline: float,
         grace: float,
         is_ours: Callable[[Process], bool],
@@ -69,6 +79,7 @@ class CellRun:
             cell: its id.
             outputs: what it prints.
             repl_pid: the process that runs it.
+            repl_key: what tells that process from others; a sweep spares it.
             deadline: when it is stopped; 0 for never.
             grace: how long each step of stopping waits for the next, in seconds.
             is_ours: tells processes of the supervisor's own, which are nobody's.
@@ -86,10 +97,9 @@ class CellRun:
         self._swept = False
         self._threads_until = 0.0  # when a REPL whose threads go on is ended; 0: nobody waits
         self._is_ours = is_ours
-        self._before = {process.key for process in scan()}
-        repl = look(repl_pid)
-        if repl is not None:
-            self._before.add(repl.key)  # a sweep spares it: its namespace survives
+        self._before = {repl_key} if repl_key is not None else set()
+        if not is_alone_with(repl_pid):
+            self._before.update(process.key for process in scan())
         self._deadline = deadline
         self._grace = grace
         self._step = 0
@@ -97,6 +107,8 @@ class CellRun:
 
     def own_processes(self) -> list[Process]:
         """Returns the processes that came with this cell."""
+        if is_alone_with(self.repl_pid):
+            return []
         return [
             process
             for process in scan()

@@ -15,12 +15,24 @@ if TYPE_CHECKING:
 
 READ_BYTES = 262_144
 ROOM_BYTES = 1024 * 1024  # above this, nobody is asked for more to send
+JOINED_BYTES = 65_536  # of frames that are written at once
+HELD_SECONDS = 0.002  # how long the start of a cell waits for what follows: most cells are short
 
 
 class HostLink:
     """Frames to and from the host. The host is trusted; a fault in its stream ends everything."""
 
-    __slots__ = ("_control", "_decoder", "_output", "_partial", "queued_bytes", "reader", "writer")
+    __slots__ = (
+        "_control",
+        "_decoder",
+        "_held",
+        "_output",
+        "_partial",
+        "held_until",
+        "queued_bytes",
+        "reader",
+        "writer",
+    )
 
     def __init__(self, reader: int, writer: int) -> None:
         """Takes the descriptors, which may be one socket or two pipes."""
@@ -33,6 +45,8 @@ class HostLink:
         self._control: list[Any] = []
         self._output: list[Any] = []
         self._partial = memoryview(b"")
+        self._held = b""
+        self.held_until = 0.0  # when what is held goes out by itself; 0: nothing is
 
     @property
     def has_room(self) -> bool:
@@ -51,7 +65,20 @@ class HostLink:
         """Queues an already serialized control frame."""
         self._queue(self._control, frame)
 
+    def send_soon(self, header: dict[str, Any], now: float) -> None:
+        """Holds a small control frame for a moment: it goes out together with what follows it."""
+        self.release()
+        self._held = frames.encode(header)
+        self.held_until = now + HELD_SECONDS
+
+    def release(self) -> None:
+        """Queues what is held."""
+        if self._held:
+            frame, self._held, self.held_until = self._held, b"", 0.0
+            self._queue(self._control, frame)
+
     def _queue(self, queue: Any, frame: bytes) -> None:
+        self.release()
         queue.append(frame)
         self.queued_bytes += len(frame)
 
@@ -63,7 +90,7 @@ class HostLink:
         """
         while self.queued_bytes:
             if not self._partial:
-                self._partial = memoryview((self._control or self._output).pop(0))
+                self._partial = memoryview(self._next())
             try:
                 written = posix.write(self.writer, self._partial)
             except BlockingIOError:
@@ -72,6 +99,15 @@ class HostLink:
                 raise EOFError("the host is gone") from None
             self._partial = self._partial[written:]
             self.queued_bytes -= written
+
+    def _next(self) -> bytes:
+        """Takes the frames that are written next, small ones together."""
+        taken = [(self._control or self._output).pop(0)]
+        size = len(taken[0])
+        while size < JOINED_BYTES and (self._control or self._output):
+            taken.append((self._control or self._output).pop(0))
+            size += len(taken[-1])
+        return b"".join(taken) if len(taken) > 1 else bytes(taken[0])
 
     def read(self) -> list[frames.Frame]:
         """Reads what is there.

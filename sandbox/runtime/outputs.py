@@ -103,17 +103,22 @@ class Stream:
 class Outputs:
     """Both streams of one cell, with the limit that they have together."""
 
-    __slots__ = ("_link", "_recorded", "_recording", "_room", "cell", "cut", "streams")
+    __slots__ = ("_link", "_recorded", "_recording", "_room", "_writers", "cell", "cut", "streams")
 
     def __init__(
-        self, link: HostLink, cell: str, readers: tuple[int, int], limit: int, recording: int
+        self,
+        link: HostLink,
+        cell: str,
+        pipes: tuple[tuple[int, int], tuple[int, int]],
+        limit: int,
+        recording: int,
     ) -> None:
-        """Takes the pipes' reading ends; a limit of 0 means none.
+        """Takes the pipes' ends; a limit of 0 means none.
 
         Args:
             link: where output goes.
             cell: whose output it is.
-            readers: of standard output and of standard error.
+            pipes: of standard output and of standard error, each with its reading end first.
             limit: how many bytes both may have together.
             recording: the file that keeps their beginning for the code itself, or -1.
         """
@@ -123,7 +128,10 @@ class Outputs:
         self.cell = cell
         self._room = limit or frames.MAX_INTEGER
         self.cut = False
-        self.streams = [Stream(name, fd) for name, fd in zip(STREAMS, readers)]
+        self.streams = [Stream(name, pipe[0]) for name, pipe in zip(STREAMS, pipes)]
+        # Kept until the next cell has ended: else the pipes' end would be told just when that one
+        # begins, and both would wait for each other.
+        self._writers = [pipe[1] for pipe in pipes]
 
     def readable(self) -> list[Stream]:
         """Returns the streams that may be read now."""
@@ -190,8 +198,14 @@ class Outputs:
         """Whether both streams are."""
         return all(stream.is_drained for stream in self.streams)
 
+    def release(self) -> None:
+        """Leaves the writing ends to those who print."""
+        while self._writers:
+            posix.close(self._writers.pop())
+
     def close(self) -> None:
         """Closes both pipes; whoever still prints finds out."""
+        self.release()
         for stream in self.streams:
             stream.close()
         if self._recording >= 0:
@@ -210,6 +224,8 @@ class LateOutputs:
 
     def add(self, outputs: Outputs) -> None:
         """Takes over the streams of a cell that ended."""
+        for earlier in self._cells:
+            earlier.release()
         for stream in outputs.streams:
             stream.end_drain()
         self._cells.append(outputs)

@@ -52,6 +52,14 @@ def scan() -> list[Process]:
     return [process for process in found.values() if process.state not in b"ZX"]
 
 
+def is_alone_with(pid: int) -> bool:
+    """Whether there is no process but the caller and one other, by one look at the names in /proc;
+    False where that cannot be told so, as for anybody but PID 1."""
+    if posix.getpid() != 1:
+        return False
+    return all(name in ("1", str(pid)) for name in posix.listdir("/proc") if name.isdigit())
+
+
 def look(pid: int) -> Process | None:
     """Returns one process, or None when it is gone."""
     # pid (name) state ppid ... : the name may hold anything, so the last parenthesis counts.

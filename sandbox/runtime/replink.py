@@ -12,7 +12,7 @@ import posix
 import sys
 
 from . import frames
-from .processes import SIGKILL, signal_one
+from .processes import SIGKILL, look, signal_one
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class ReplLink:
         "_blobs",
         "_generation",
         "_given",
+        "_key",
         "_queue",
         "_tools",
         "descriptor",
@@ -68,6 +69,7 @@ class ReplLink:
             run_child(theirs, settings, supervisor)
         theirs.close()
         ours.setblocking(False)
+        self._key: tuple[int, bytes] | None = None
         self.socket = ours
         self.descriptor = ours.fileno()
 
@@ -76,9 +78,23 @@ class ReplLink:
         """Whether something waits to be sent."""
         return bool(self._queue)
 
-    def send(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        """Queues a frame; the descriptors are passed along and closed here."""
-        self._queue.append((frame, descriptors))
+    @property
+    def key(self) -> tuple[int, bytes] | None:
+        """What tells the process from a later one with the same pid; None when it is gone."""
+        if self._key is None:
+            process = look(self.pid)
+            self._key = process.key if process is not None else None
+        return self._key
+
+    def send(
+        self,
+        frame: bytes,
+        descriptors: tuple[int, ...] = (),
+        kept: tuple[int, ...] = (),
+    ) -> None:
+        """Queues a frame with the descriptors that go along: first those that stay open here, then
+        those that are closed here once they were sent."""
+        self._queue.append((frame, kept, descriptors))
         self.flush()
 
     def send_blob(self, frame: frames.Frame) -> None:
@@ -96,8 +112,8 @@ class ReplLink:
     def flush(self) -> None:
         """Sends what the REPL takes now. What a dead REPL does not take is dropped."""
         while self._queue:
-            frame, descriptors = self._queue[0]
-            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+            frame, kept, descriptors = self._queue[0]
+            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in kept + descriptors)
             extra = [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, rights)] if rights else []
             try:
                 self.socket.sendmsg([frame], extra)
@@ -154,7 +170,7 @@ class ReplLink:
 
     def close(self) -> None:
         """Frees the socket and what was to be passed to the REPL."""
-        for _, descriptors in self._queue:
+        for _, _, descriptors in self._queue:
             for descriptor in descriptors:
                 posix.close(descriptor)
         self._queue.clear()

@@ -83,6 +83,9 @@ class Supervisor:
         self._capture_request: dict[str, Any] = {}
         self._pause_until = 0.0  # when it is time to look at output again
         self._reaps_on = False  # whether more children may have ended than were looked at
+        # Pipes for the next cell, made while there is nothing else to do.
+        self._spare: tuple[tuple[int, int], tuple[int, int]] | None = None
+        self._takes_more = True  # whether another cell may come
         self._wake = self._watch_children()
         self._link.send(
             {
@@ -111,6 +114,7 @@ class Supervisor:
             self._stdin.flush()
             self._tick(time.monotonic())
             self._link.flush()
+            self._prepare()
             ready = self._poll()
             if self._link.reader in ready and not self._serve_host():
                 return
@@ -118,6 +122,13 @@ class Supervisor:
             self._serve_outputs(ready)
             self._serve_files()
             self._serve_capture()
+
+    def _prepare(self) -> None:
+        if self._cell is None and self._spare is None and self._takes_more:
+            try:
+                self._spare = make_pipe(), make_pipe()
+            except OSError:
+                self._takes_more = False  # no descriptor is free: whoever needs one will say so
 
     def end(self) -> None:
         """Ends every process; afterwards this one may exit."""
@@ -173,6 +184,7 @@ class Supervisor:
         if cell is not None and cell.draining and cell.outputs.is_drained:
             return 0
         moments = [self._files.next_time(), cell.next_time() if cell is not None else None]
+        moments.append(self._link.held_until or None)
         if cell is not None and self._is_pausing():
             moments.append(self._pause_until)
         due = [moment for moment in moments if moment is not None]
@@ -250,12 +262,13 @@ class Supervisor:
         if self._cell is not None or self._capture_request:
             raise frames.FrameError("a cell beside another one or after the capture")
         repl = self._ensure_repl()
-        stdout, stderr = make_pipe(), make_pipe()
-        descriptors = [stdout[1], stderr[1]]
+        pipes = self._spare or (make_pipe(), make_pipe())
+        self._spare = None
+        descriptors: list[int] = []
         record = -1
         if header["mode"] != "program":
             record, copy = make_recording()
-            descriptors += [copy] if record >= 0 else []
+            descriptors = [copy] if record >= 0 else []
         if header.get("stdin"):
             descriptors.append(self._stdin.reader())
         now = time.monotonic()
@@ -263,8 +276,9 @@ class Supervisor:
         timeout = header.pop("timeout_ms")
         self._cell = CellRun(
             header["cell"],
-            Outputs(self._link, header["cell"], (stdout[0], stderr[0]), limit, record),
+            Outputs(self._link, header["cell"], pipes, limit, record),
             repl.pid if repl is not None else -1,
+            repl.key if repl is not None else None,
             now + timeout / 1000 if timeout else 0.0,
             self._settings.grace_seconds,
             self._files.owns,
@@ -283,7 +297,8 @@ class Supervisor:
             self._cell.finish(report, b"")
             return
         header["records"] = record >= 0
-        repl.send(frames.encode(header, frame.payload), tuple(descriptors))
+        kept = (pipes[0][1], pipes[1][1])
+        repl.send(frames.encode(header, frame.payload), tuple(descriptors), kept)
 
     # The REPL
 
@@ -343,7 +358,10 @@ class Supervisor:
             if cell.has_started is (kind == "started"):
                 raise frames.FrameError("a cell starts once, and before it shows anything")
             cell.begin(time.monotonic())
-        self._link.send(header, frame.payload)
+        if kind == "started" and not frame.payload:
+            self._link.send_soon(header, time.monotonic())
+        else:
+            self._link.send(header, frame.payload)
 
     def _reap(self) -> None:
         self._reaps_on = False
@@ -396,6 +414,8 @@ class Supervisor:
     # Cells
 
     def _tick(self, now: float) -> None:
+        if self._link.held_until and now >= self._link.held_until:
+            self._link.release()
         if self._capture_sweep is not None and self._capture_sweep.step():
             self._start_capture()
         cell = self._cell
@@ -449,6 +469,7 @@ class Supervisor:
         )
         self._late.add(cell.outputs)
         self._cell = None
+        self._takes_more = not cell.final
 
     def _serve_outputs(self, ready: set[int]) -> None:
         cell = self._cell

@@ -278,6 +278,7 @@ async def main():
     while waiting is None or waiting.done():
         number += 1
         waiting = asyncio.create_task(stores.journal.append(records(number, payload=data)))
+        await asyncio.sleep(0)  # the task hands it to the writer, before all that follows
         # What stands behind it and need not wait says whether there was room.
         if not await fails(stores.artifacts.add_refusals(TENANT, f"inv_{number}", [("n", "r")])):
             await waiting
