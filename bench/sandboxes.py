@@ -7,7 +7,6 @@ much of a cold start is the sandbox's own.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -101,11 +100,7 @@ async def _idle(driver: BubblewrapDriver) -> int:
         await channel.send(_CELL, _PROGRAM)
         await channel.until("done")
         await asyncio.sleep(_IDLE_SECONDS)
-        own = [
-            pid
-            for pid in procfs.children(os.getpid())
-            if b"sbx_idle" in procfs.read(pid, "cmdline")
-        ]
+        own = [pid for pid in procfs.pids() if b"sbx_idle" in procfs.read(pid, "cmdline")]
         every = [*own, *(below for pid in own for below in procfs.descendants(pid))]
         return sum(procfs.pss_bytes(pid) for pid in every)
     finally:

@@ -21,8 +21,13 @@ if TYPE_CHECKING:
     from sandbox.drivers.layout import Layout
 
 WRITABLE = ("/dev/shm", "/tmp", "/workspace")  # noqa: S108 - inside the sandbox
+COVERED = ("/proc/cmdline", "/proc/keys")
+CPUS = "/sys/devices/system/cpu/online"
+ZYGOTE = "--zygote"  # what `sandbox.runtime.start` knows
+_LONGEST_NAME = 65  # and a slash
 _MEMORY_KEPT_BYTES = 64 * 1024 * 1024
 _SMALLEST_TMPFS_BYTES = 1024 * 1024
+FOLDER = "/workspace"  # where code runs
 ENVIRONMENT = {
     "HOME": "/workspace",
     "LANG": "C.UTF-8",
@@ -118,27 +123,75 @@ def build(
         more: Further options.
     """
     layout = machine.layout
-    argv = [str(machine.bwrap), *_separation(user_namespace), *more]
-    for entry in machine.system:
-        if entry[2].startswith("/etc/"):
-            continue
-        argv += entry
-    if machine.interpreter.prefix is not None:
-        argv += _shown(machine.interpreter.prefix, str(machine.interpreter.prefix))
-    argv += ["--ro-bind", str(layout.etc), "/etc"]
-    for entry in machine.system:
-        if entry[2].startswith("/etc/"):
-            argv += entry
-    argv += ["--proc", "/proc", "--dev", "/dev"]
-    for path in ("/proc/cmdline", "/proc/keys"):
+    if user_namespace is None:
+        uid, own = REPL_UID, ["--unshare-user", "--disable-userns"]
+    else:
+        # Only to become the REPL's uid in a child, and to kill what has that uid.
+        uid, own = SUPERVISOR_UID, _with_rights("SETUID", "SETGID", "KILL")
+        own += ["--userns", str(user_namespace)]
+    argv = [str(machine.bwrap), *_separation(uid), *own, *more, *_root(machine)]
+    for path in COVERED:
         argv += ["--ro-bind", str(layout.empty), path]
     for path in WRITABLE:
         argv += ["--size", str(tmpfs), "--perms", "1777", "--tmpfs", path]
-    argv += _shown(layout.cpus(cpus), "/sys/devices/system/cpu/online")
+    argv += _shown(layout.cpus(cpus), CPUS)
     argv += _shown(layout.archive, archive_path(machine.mark, sandbox_id))
-    argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
-    argv += _environment(ENVIRONMENT)
-    return [*argv, "--chdir", "/workspace", "--seccomp", str(seccomp), "--"]
+    return [*argv, *_sealed(), "--chdir", FOLDER, "--seccomp", str(seccomp), "--"]
+
+
+def zygote(machine: Machine, *, user_namespace: int | None, modules: Sequence[str]) -> list[str]:
+    """The whole command line of a zygote: what every sandbox has in common, without what is one's
+    own (`sandbox.runtime.namespaces` adds that), and with the rights to make sandboxes from it.
+
+    Args:
+        machine: What the self-check found.
+        user_namespace: A descriptor of a namespace with the uids of all sandboxes; None for a new
+            one with one uid.
+        modules: What it imports beside its own.
+    """
+    layout = machine.layout
+    own = _with_rights("SETUID", "SETGID", "SETFCAP")
+    if user_namespace is None:
+        own.append("--unshare-user")
+    else:
+        own += ["--userns", str(user_namespace)]
+    argv = [str(machine.bwrap), *_separation(0), *own, *_root(machine)]
+    for path in WRITABLE:
+        argv += ["--perms", "0755", "--dir", path]
+    argv += _shown(layout.cpus(1), CPUS)
+    files = f"{machine.mark.rstrip('/')}-files"
+    argv += _shown(layout.root, files)
+    argv += [*_sealed(), "--", str(machine.interpreter.executable)]
+    argv += packing.start_arguments(f"{files}/{layout.archive.name}")
+    return [*argv, ZYGOTE, zygote_name(machine.mark), files, *modules]
+
+
+def zygote_name(mark: str) -> str:
+    """What stands on its command line where a sandbox writes its own name, and is no shorter."""
+    return f"{mark}{'-' * _LONGEST_NAME}"
+
+
+def _root(machine: Machine) -> list[str]:
+    argv: list[str] = []
+    for entry in machine.system:
+        if not entry[2].startswith("/etc/"):
+            argv += entry
+    if machine.interpreter.prefix is not None:
+        argv += _shown(machine.interpreter.prefix, str(machine.interpreter.prefix))
+    argv += ["--ro-bind", str(machine.layout.etc), "/etc"]
+    for entry in machine.system:
+        if entry[2].startswith("/etc/"):
+            argv += entry
+    return [*argv, "--proc", "/proc", "--dev", "/dev"]
+
+
+def _sealed() -> list[str]:
+    argv = ["--remount-ro", "/dev", "--remount-ro", "/", "--clearenv"]
+    return [*argv, *_environment(ENVIRONMENT)]
+
+
+def _with_rights(*names: str) -> list[str]:
+    return [word for name in names for word in ("--cap-add", f"CAP_{name}")]
 
 
 def _shown(source: Path, destination: str) -> list[str]:
@@ -152,19 +205,17 @@ def _environment(variables: Mapping[str, str]) -> list[str]:
     return [word for item in variables.items() for word in ("--setenv", *item)]
 
 
-def _separation(user_namespace: int | None) -> list[str]:
+def _separation(uid: int) -> list[str]:
     argv = ["--as-pid-1", "--new-session", "--die-with-parent"]
     argv += [f"--unshare-{kind}" for kind in ("ipc", "pid", "net", "uts", "cgroup")]
     argv += ["--hostname", "sandbox", "--cap-drop", "ALL"]
-    if user_namespace is None:
-        argv += ["--unshare-user", "--disable-userns"]
-    else:
-        # Only to become the REPL's uid in a child, and to kill what has that uid.
-        argv += ["--userns", str(user_namespace)]
-        for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):
-            argv += ["--cap-add", capability]
-    uid = str(REPL_UID if user_namespace is None else SUPERVISOR_UID)
-    return [*argv, "--uid", uid, "--gid", uid]
+    return [*argv, "--uid", str(uid), "--gid", str(uid)]
+
+
+def runtime_options(*, open_files: int, two_uids: bool) -> list[str]:
+    """The supervisor's options."""
+    options = ["--open-files", str(open_files)]
+    return [*options, "--repl-uid", str(REPL_UID)] if two_uids else options
 
 
 def runtime_command(
@@ -173,5 +224,4 @@ def runtime_command(
     """The supervisor's command line."""
     archive = archive_path(machine.mark, sandbox_id)
     argv = [str(machine.interpreter.executable), *packing.start_arguments(archive)]
-    argv += ["--open-files", str(open_files)]
-    return [*argv, "--repl-uid", str(REPL_UID)] if two_uids else argv
+    return [*argv, *runtime_options(open_files=open_files, two_uids=two_uids)]

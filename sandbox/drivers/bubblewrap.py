@@ -2,20 +2,23 @@
 
 Called by `sandbox.host` through `sandbox.drivers.make`; calls bwrap and the modules beside it:
 `selfcheck`, `interpreter` and `trial` (what this machine has), `layout` (what a sandbox sees),
-`users` (its uids), `cgroups`, `scope` and `rlimits` (its limits), `starts`, `launch` and
-`arguments` (how it starts), `container` (how it ends).
+`users` (its uids), `cgroups`, `scope` and `rlimits` (its limits), `arguments`, and `zygotes` with
+`forks`, or `launch` (how it starts), `container` (how it ends).
 
 Everything that can be found out once is found out in `prepare`; `create` sets the limits of a
-cgroup and has a waiting process become bwrap.
+cgroup and tells a process that the zygote forked what it is to be. Where there can be no zygote,
+it starts bwrap.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox import packing
@@ -41,12 +44,12 @@ from sandbox.drivers.driver import (
     StartFailed,
     Statement,
 )
-from sandbox.drivers.process import check_name
-from sandbox.drivers.starts import Start, Starts
+from sandbox.drivers.forks import Forks
+from sandbox.drivers.process import SandboxProcess, check_name, spawn
 from sandbox.drivers.users import Slot, Users
+from sandbox.drivers.zygotes import Zygote
 
 _SHARED = Path("/var/lib/hutch")
-_READY_NAMESPACES = 8
 _LEFTOVER_SECONDS = 10.0
 _UNUSABLE = (
     StartFailed,
@@ -65,6 +68,7 @@ class BubblewrapDriver:
         state: A folder of this owner alone.
         cgroup_root: Where cgroups are mounted.
         shared: A folder for what other uids must read; used by a root host only.
+        uses_zygote: Whether sandboxes are forked from one interpreter where that can be.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class BubblewrapDriver:
         *,
         cgroup_root: Path = cgroups.ROOT,
         shared: Path = _SHARED,
+        uses_zygote: bool = True,
     ) -> None:
         self._owner = owner
+        self._uses_zygote = uses_zygote
         self._root_host = os.geteuid() == 0
         self._cgroup_root = cgroup_root
         name = cgroups.owner_name(owner)
@@ -86,7 +92,9 @@ class BubblewrapDriver:
         self._hierarchy: cgroups.Hierarchy | None = None
         self._scopes: scope.Scopes | None = None
         self._machine: arguments.Machine | None = None
-        self._starts: Starts | None = None
+        self._forks: Forks | None = None
+        self._made = 0
+        self._starting: set[str] = set()
         self._enforcement: tuple[Enforcement, ...] = ()
         self._containers: dict[str, BubblewrapContainer] = {}
 
@@ -101,8 +109,38 @@ class BubblewrapDriver:
             statement = await asyncio.to_thread(self._prepare)
         except _UNUSABLE as error:
             return self._unusable(str(error))
-        self._refill()  # not in that thread: its end would be taken for this process's
+        if not statement.usable or self._scopes is not None or not self._uses_zygote:
+            return statement  # a scope has its limits from the beginning
+        if problem := await self._open_zygote():
+            slower = f"Each sandbox starts an interpreter of its own, which is slower: {problem}"
+            return dataclasses.replace(statement, gaps=(*statement.gaps, slower))
         return statement
+
+    async def _open_zygote(self) -> str:
+        """Has sandboxes forked from now on, and tries one; answers why that cannot be."""
+        # Not in a thread: its end would be taken for this process's.
+        forks = Forks(self._start_zygote, self._users, self._hierarchy)
+        self._forks = forks
+        try:
+            await trial.start_one(self)
+        except StartFailed as error:
+            self._forks = None
+            await forks.close()
+            return str(error)
+        return ""
+
+    def _start_zygote(self) -> Zygote:
+        assert self._machine is not None
+        namespace = uid = None
+        if self._users is not None:
+            uid, namespace = self._users.zygote_uid, self._users.zygote_namespace()
+        try:
+            argv = arguments.zygote(self._machine, user_namespace=namespace, modules=())
+            argv = launch.wrap(argv, open_files=rlimits.most_files(), uid=uid)
+            return Zygote.start(argv, pass_fds=() if namespace is None else (namespace,))
+        finally:
+            if namespace is not None:
+                os.close(namespace)
 
     def _prepare(self) -> Statement:
         self._hierarchy, without_cgroups = cgroups.find(self._owner, self._cgroup_root)
@@ -121,7 +159,7 @@ class BubblewrapDriver:
         files.archive.touch(mode=0o644)  # for the trial; the archive is built by what it chooses
         if self._users is not None:
             try:
-                self._users.open(ready=_READY_NAMESPACES)
+                self._users.open()
             except StartFailed as error:
                 return self._unusable(selfcheck.explain(str(error), bwrap))
             if interpreter.obstacle(bwrap, self._users.first_uid):
@@ -130,7 +168,6 @@ class BubblewrapDriver:
         if self._machine is None:
             return self._unusable(problem)
         self._build_archive(self._machine)
-        self._starts = Starts(self._users, self._hierarchy, files.seccomp)
         self._enforcement = self._levels()
         return Statement(
             driver=self.name,
@@ -232,10 +269,10 @@ class BubblewrapDriver:
             StartFailed: It could not be made; nothing of it is left.
         """
         machine, limits, sandbox_id = self._machine, request.limits, request.sandbox_id
-        if machine is None or self._starts is None:
+        if machine is None:
             raise StartFailed("the bubblewrap driver is not usable: see its statement")
         check_name(sandbox_id)
-        if sandbox_id in self._containers:
+        if sandbox_id in self._containers or sandbox_id in self._starting:
             raise StartFailed(f"sandbox {sandbox_id} exists")
         rlimits.check_files(limits)
         charged = self._hierarchy is not None or self._scopes is not None
@@ -243,12 +280,17 @@ class BubblewrapDriver:
             tmpfs = arguments.tmpfs_bytes(limits, charged=charged)
         except ValueError as error:
             raise StartFailed(str(error)) from error
+        self._starting.add(sandbox_id)
         try:
-            container = self._start(machine, self._starts, request, tmpfs)
+            if self._forks is not None:
+                container = await self._fork(self._forks, request, tmpfs)
+            else:
+                container = self._spawn(machine, request, tmpfs)
         except (OSError, StartFailed) as error:
             raise StartFailed(f"cannot start sandbox {sandbox_id}: {error}") from error
+        finally:
+            self._starting.discard(sandbox_id)
         self._containers[sandbox_id] = container
-        asyncio.get_running_loop().call_soon(self._refill)
         try:
             await container.admit()
         except BaseException:
@@ -256,80 +298,115 @@ class BubblewrapDriver:
             raise
         return container
 
-    def _refill(self) -> None:
-        # A scope has its limits from the beginning, and a gate is one sandbox's own.
-        if self._starts is not None and self._scopes is None and not self._needs_gate():
-            self._starts.refill()
+    async def _fork(self, forks: Forks, request: SandboxRequest, tmpfs: int) -> BubblewrapContainer:
+        limits = request.limits
+        fork = await forks.take()
+        asyncio.get_running_loop().call_soon(forks.refill)
+        bounds = {"RLIMIT_NOFILE": rlimits.supervisor_files(limits)}
+        if fork.group is None:
+            bounds["RLIMIT_AS"] = rlimits.address_space_bytes(limits)
+            if rlimits.pids_supported():
+                bounds["RLIMIT_NPROC"] = limits.pids_limit
+        try:
+            if fork.group is not None:
+                fork.group.limit(limits)
+            fork.child.order(
+                {
+                    "name": f"{self._mark}{request.sandbox_id}/",
+                    "writable": arguments.WRITABLE,
+                    "tmpfs": tmpfs,
+                    "cpus": arguments.visible_cpus(limits),
+                    "folder": arguments.FOLDER,
+                    "limits": bounds,
+                    "arguments": arguments.runtime_options(
+                        open_files=limits.open_files_limit, two_uids=fork.slot is not None
+                    ),
+                }
+            )
+        except BaseException:
+            await forks.drop(fork)
+            raise
+        return self._contain(request, fork.child, fork.group, fork.slot, None, tmpfs)
 
-    def _start(
-        self, machine: arguments.Machine, starts: Starts, request: SandboxRequest, tmpfs: int
+    def _spawn(
+        self, machine: arguments.Machine, request: SandboxRequest, tmpfs: int
     ) -> BubblewrapContainer:
         limits, sandbox_id = request.limits, request.sandbox_id
-        gate = rlimits.Gate(limits) if self._needs_gate() else None
-        start: Start | None = None
-        try:
-            if self._scopes is not None:
-                prefix = self._scopes.prefix(self._owner, sandbox_id, limits)
-                start = starts.make(prefix=prefix, env=self._scopes.environment)
-            elif gate is not None:
-                start = starts.make(pass_fds=gate.theirs)
-            else:
-                start = starts.take()
-            if start.group is not None:
-                start.group.limit(limits)
-            child = start.go(self._line(machine, request, tmpfs, start, gate))
-        except BaseException:
-            if start is not None:
-                starts.drop(start)
+        group: cgroups.Cgroup | scope.ScopeGroup | None = None
+        slot: Slot | None = None
+        with contextlib.ExitStack() as undo, contextlib.ExitStack() as after:
+            gate = rlimits.Gate(limits) if self._needs_gate() else None
             if gate is not None:
-                gate.close()
-            raise
-        slot = start.slot
-        scoped = None
+                undo.callback(gate.close)
+            namespace = None
+            if self._users is not None:
+                slot = self._users.take()
+                undo.callback(self._users.give_back, slot)
+                namespace = self._users.namespace(slot)
+            join: Sequence[Path] = ()
+            if self._hierarchy is not None:
+                self._made += 1
+                group = self._hierarchy.create(f"s{self._made}")
+                undo.callback(group.remove)
+                group.limit(limits)
+                join = group.join_files()
+            seccomp = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
+            after.callback(os.close, seccomp)
+            argv = arguments.build(
+                machine,
+                sandbox_id=sandbox_id,
+                cpus=arguments.visible_cpus(limits),
+                tmpfs=tmpfs,
+                user_namespace=namespace,
+                seccomp=seccomp,
+                more=gate.options if gate else (),
+            )
+            argv += arguments.runtime_command(
+                machine,
+                sandbox_id=sandbox_id,
+                open_files=limits.open_files_limit,
+                two_uids=slot is not None,
+            )
+            held = group is not None or self._scopes is not None
+            argv = launch.wrap(
+                argv,
+                open_files=rlimits.supervisor_files(limits),
+                uid=slot.uid if slot else None,
+                join=join,
+                address_space_bytes=None if held else rlimits.address_space_bytes(limits),
+            )
+            env: Mapping[str, str] = {}
+            if self._scopes is not None:
+                argv = [*self._scopes.prefix(self._owner, sandbox_id, limits), *argv]
+                env = self._scopes.environment
+            more = gate.theirs if gate else ()
+            kept = [seccomp, *more, *(() if namespace is None else (namespace,))]
+            child = spawn(argv, env=env, pass_fds=kept)
+            undo.pop_all()
         if self._scopes is not None:
             unit = f"{cgroups.owner_name(self._owner)}-{sandbox_id}.scope"
-            scoped = scope.ScopeGroup(pid=child.pid, unit=unit, root=self._cgroup_root)
+            group = scope.ScopeGroup(pid=child.pid, unit=unit, root=self._cgroup_root)
+        return self._contain(request, child, group, slot, gate, tmpfs)
+
+    def _contain(
+        self,
+        request: SandboxRequest,
+        child: SandboxProcess,
+        group: cgroups.Cgroup | scope.ScopeGroup | None,
+        slot: Slot | None,
+        gate: rlimits.Gate | None,
+        tmpfs: int,
+    ) -> BubblewrapContainer:
         return BubblewrapContainer(
-            sandbox_id=sandbox_id,
+            sandbox_id=request.sandbox_id,
             child=child,
-            group=start.group or scoped,
+            group=group,
             uids=slot.uids if slot else frozenset(),
-            mark=f"{self._mark}{sandbox_id}/",
+            mark=f"{self._mark}{request.sandbox_id}/",
             gate=gate,
             tmpfs=tmpfs,
-            enforcement=self._stated(tmpfs, limits),
-            on_gone=lambda: self._forget(sandbox_id, slot),
-        )
-
-    def _line(
-        self,
-        machine: arguments.Machine,
-        request: SandboxRequest,
-        tmpfs: int,
-        start: Start,
-        gate: rlimits.Gate | None,
-    ) -> bytes:
-        limits, slot = request.limits, start.slot
-        argv = arguments.build(
-            machine,
-            sandbox_id=request.sandbox_id,
-            cpus=arguments.visible_cpus(limits),
-            tmpfs=tmpfs,
-            user_namespace=slot.user_namespace if slot else None,
-            seccomp=start.seccomp,
-            more=gate.options if gate else (),
-        )
-        argv += arguments.runtime_command(
-            machine,
-            sandbox_id=request.sandbox_id,
-            open_files=limits.open_files_limit,
-            two_uids=slot is not None,
-        )
-        held = start.group is not None or self._scopes is not None
-        return launch.line(
-            argv,
-            open_files=rlimits.supervisor_files(limits),
-            address_space_bytes=None if held else rlimits.address_space_bytes(limits),
+            enforcement=self._stated(tmpfs, request.limits),
+            on_gone=lambda: self._forget(request.sandbox_id, slot),
         )
 
     def _needs_gate(self) -> bool:
@@ -352,14 +429,15 @@ class BubblewrapDriver:
         return await asyncio.to_thread(self._existing)
 
     def _existing(self) -> Sequence[str]:
-        return sorted({*self._containers, *processes_of(self._mark).values()} - {trial.NAME})
+        named = {name for name in processes_of(self._mark).values() if name.strip("-")}
+        return sorted({*self._containers, *named} - {trial.NAME})
 
     async def close(self) -> None:
         """Destroys what is left and removes the driver's own folder, cgroups and locks."""
         for container in list(self._containers.values()):
             await container.destroy()
-        if self._starts is not None:
-            self._starts.close()
+        if self._forks is not None:
+            await self._forks.close()
         if self._hierarchy is not None:
             self._hierarchy.remove()
         if self._users is not None:

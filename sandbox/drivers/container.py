@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import re
 import time
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from sandbox.drivers.process import SpawnedProcess
+    from sandbox.drivers.process import SandboxProcess
     from sandbox.drivers.rlimits import Gate
 
 _DESTROY_SECONDS = 10.0
@@ -82,7 +83,7 @@ class BubblewrapContainer:
         self,
         *,
         sandbox_id: str,
-        child: SpawnedProcess,
+        child: SandboxProcess,
         group: Group | None,
         uids: frozenset[int],
         mark: str,
@@ -149,21 +150,20 @@ class BubblewrapContainer:
                 full = self._count_full()
                 # First what is inside, so that bwrap reaps the supervisor and ends by itself;
                 # ended together, a zombie would be left to whoever adopts orphans.
-                if await asyncio.to_thread(self._end_inner) or not await self._ended():
+                self._child.end_inside()
+                if not await self._ended():
                     self._child.kill()
-                await asyncio.to_thread(self._end)
+                final = await asyncio.to_thread(self._end, code, before, full)
                 await self._child.wait()
-                final = self._measurement(code, before, full=full)
-                await asyncio.to_thread(self._remove_group)
                 if self._gate is not None:
                     self._gate.close()
                 self._child.close()
-                self._final = final
+                self._final = dataclasses.replace(final, detail=self._child.diagnostics)
                 self._on_gone()
             return self._final
 
     async def _ended(self) -> bool:
-        """Gives bwrap a moment to end after its child did."""
+        """Gives it a moment to end, bwrap after its child did."""
         try:
             async with asyncio.timeout(_OUTER_SECONDS):
                 await self._child.wait()
@@ -174,7 +174,7 @@ class BubblewrapContainer:
     def _count_full(self) -> int | None:
         if self._child.return_code is not None:
             return None
-        return disks.count_full(self._child.pid, WRITABLE, self._tmpfs)
+        return disks.count_full(self._child.first_process(), WRITABLE, self._tmpfs)
 
     def _measurement(
         self, code: int | None, before: Counters | None = None, *, full: int | None
@@ -214,18 +214,15 @@ class BubblewrapContainer:
             found |= {pid for pid in procfs.pids() if procfs.uids(pid) & self._uids}
         return found
 
-    def _inner(self) -> set[int]:
-        return self._members() - {self._child.pid}
-
-    def _end_inner(self) -> list[int]:
-        return procfs.end_all(self._inner, within_seconds=_DESTROY_SECONDS)
-
-    def _end(self) -> None:
+    def _end(self, code: int | None, before: Counters, full: int | None) -> Measurement:
         survivors = procfs.end_all(self._members, within_seconds=_DESTROY_SECONDS)
         if survivors:
             raise RuntimeError(
                 f"processes of sandbox {self._sandbox_id} survived SIGKILL: {survivors}"
             )
+        final = self._measurement(code, before, full=full)
+        self._remove_group()
+        return final
 
     def _remove_group(self) -> None:
         if self._group is None:

@@ -17,18 +17,17 @@ _NEARLY_BYTES = 65_536
 _NAMES_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def count_full(outer: int, folders: Sequence[str], size: int) -> int | None:
+def count_full(first: int | None, folders: Sequence[str], size: int) -> int | None:
     """Counts the file systems that have no room for 64 KiB more, or for one file more.
 
     Args:
-        outer: bwrap's pid; its one child is the sandbox's first process.
+        first: The sandbox's first process.
         folders: Where they are mounted inside.
         size: Their size in bytes; what has another size is not one of them.
 
     Returns:
         How many, or None where this host may not look.
     """
-    first = next(iter(procfs.direct_children(outer)), None)
     if first is None:
         return None
     page = os.sysconf("SC_PAGE_SIZE")
@@ -44,7 +43,7 @@ def count_full(outer: int, folders: Sequence[str], size: int) -> int | None:
         finally:
             os.close(descriptor)
         if found.f_blocks * found.f_frsize != expected:
-            return None  # bwrap has not mounted them yet
+            return None  # they are not mounted yet
         no_inode = found.f_files > 0 and found.f_ffree == 0
         full += no_inode or found.f_bfree * found.f_frsize < min(_NEARLY_BYTES, size)
     return full

@@ -1,6 +1,7 @@
-"""One spawned process with a frame channel: started in its own session, watched by a pidfd.
+"""A process with a frame channel: spawned in its own session and watched by a pidfd, or forked.
 
-Called by the drivers; calls `subprocess` and the running event loop. Nothing of it is specific to
+Called by the drivers, and by `zygotes` for processes that it forks; calls `subprocess` and the
+running event loop. Nothing of it is specific to
 one container technology.
 """
 
@@ -12,8 +13,8 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from sandbox.drivers import procfs
 from sandbox.drivers.driver import StartFailed
 
 _DIAGNOSTICS_KEPT_BYTES = 4096
@@ -31,31 +32,26 @@ def check_name(sandbox_id: str) -> None:
         raise StartFailed(f"{sandbox_id[:100]!r} cannot name a sandbox")
 
 
-class SpawnedProcess:
-    """A child of this process whose standard input and output are one stream socket.
+class SandboxProcess:
+    """A process outside that a sandbox is, or is in, with one stream socket as its standard input
+    and output.
 
-    Its standard error is read for as long as it lives, and the last 4 KiB are kept as evidence. It
-    must be spawned on the thread that lives as long as the host, because a parent-death signal
-    fires when the spawning thread ends.
+    Its standard error is read for as long as it lives, and the last 4 KiB are kept as evidence.
     """
 
-    def __init__(
-        self, child: subprocess.Popen[bytes], channel: socket.socket, diagnostics: int
-    ) -> None:
-        self._child = child
+    def __init__(self, pid: int, channel: socket.socket, diagnostics: int) -> None:
+        self._pid = pid
         self._channel = channel
         self._diagnostics = diagnostics
         self._tail = b""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._pidfd = os.pidfd_open(child.pid)
-        self._loop.add_reader(self._pidfd, self._reap)
         self._loop.add_reader(diagnostics, self._drain)
 
     @property
     def pid(self) -> int:
-        """The process id; it stays reserved until the process was reaped here."""
-        return self._child.pid
+        """The process id; it stays reserved until the process was reaped."""
+        return self._pid
 
     @property
     def channel(self) -> socket.socket:
@@ -72,18 +68,24 @@ class SpawnedProcess:
         """The exit code, the negated signal, or None while it runs."""
         return self._ended.result() if self._ended.done() else None
 
+    def first_process(self) -> int | None:
+        """The pid of the first process inside, as this machine sees it; None when there is none."""
+        raise NotImplementedError
+
+    def end_inside(self) -> None:
+        """Kills the first process inside, and so, by the kernel, every other one."""
+        raise NotImplementedError
+
     async def wait(self) -> int:
         """Waits for its end; any number of callers may wait, and each may be cancelled."""
         return await asyncio.shield(self._ended)
 
     def kill(self) -> None:
         """Sends SIGKILL, also when it has ended."""
-        if not self._ended.done():
-            self._child.kill()
+        raise NotImplementedError
 
     def close(self) -> None:
         """Closes this side's descriptors; call it once the process has ended."""
-        self._stop_watching()
         if self._diagnostics >= 0:
             self._drain()
         if self._diagnostics >= 0:
@@ -91,17 +93,9 @@ class SpawnedProcess:
         if self._channel.fileno() >= 0:
             self._channel.close()
 
-    def _reap(self) -> None:
-        self._stop_watching()
-        code = self._child.wait()
+    def _settle(self, code: int) -> None:
         if not self._ended.done():
             self._ended.set_result(code)
-
-    def _stop_watching(self) -> None:
-        if self._pidfd >= 0:
-            self._loop.remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
 
     def _drain(self) -> None:
         try:
@@ -119,42 +113,61 @@ class SpawnedProcess:
         self._diagnostics = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """A child that was started and that nobody watches yet."""
+class SpawnedProcess(SandboxProcess):
+    """A child of this process, watched by a pidfd.
 
-    child: subprocess.Popen[bytes]
-    channel: socket.socket
-    diagnostics: int
+    It must be spawned on the thread that lives as long as the host, because a parent-death signal
+    fires when the spawning thread ends.
+    """
 
-    def watch(self) -> SpawnedProcess:
-        """Watches it from now on, with the running event loop."""
-        return SpawnedProcess(self.child, self.channel, self.diagnostics)
+    def __init__(
+        self, child: subprocess.Popen[bytes], channel: socket.socket, diagnostics: int
+    ) -> None:
+        super().__init__(child.pid, channel, diagnostics)
+        self._child = child
+        self._pidfd = os.pidfd_open(child.pid)
+        self._loop.add_reader(self._pidfd, self._reap)
 
-    def drop(self) -> None:
-        """Ends it and waits for its end."""
-        self.child.kill()
-        self.child.wait()
-        self.channel.close()
-        os.close(self.diagnostics)
+    def first_process(self) -> int | None:
+        """The one child of bwrap."""
+        return next(iter(procfs.direct_children(self._pid)), None)
+
+    def end_inside(self) -> None:
+        """Kills the first process inside; bwrap then ends by itself."""
+        if not self._ended.done() and (first := self.first_process()) is not None:
+            procfs.kill(first)
+
+    def kill(self) -> None:
+        """Sends SIGKILL, also when it has ended."""
+        if not self._ended.done():
+            self._child.kill()
+
+    def close(self) -> None:
+        """Closes this side's descriptors; call it once the process has ended."""
+        self._stop_watching()
+        super().close()
+
+    def _reap(self) -> None:
+        self._stop_watching()
+        self._settle(self._child.wait())
+
+    def _stop_watching(self) -> None:
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
 
 
-def begin(
-    argv: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    cwd: str = "/",
-    pass_fds: Sequence[int] = (),
-    reads: int | None = None,
-) -> Begun:
-    """Starts a process with only the standard descriptors and `pass_fds` open.
+def spawn(
+    argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/", pass_fds: Sequence[int] = ()
+) -> SpawnedProcess:
+    """Starts a process with only the standard descriptors and `pass_fds` open, and watches it.
 
     Args:
         argv: The program and its arguments.
         env: Its whole environment.
         cwd: Its working directory.
         pass_fds: Descriptors it keeps, under the same numbers.
-        reads: Its standard input; the channel when None.
 
     Raises:
         StartFailed: It could not be started; nothing is left open.
@@ -166,7 +179,7 @@ def begin(
         os.set_blocking(diagnostics, False)
         child = subprocess.Popen(
             argv,
-            stdin=theirs.fileno() if reads is None else reads,
+            stdin=theirs.fileno(),
             stdout=theirs.fileno(),
             stderr=diagnostics_end,
             env=dict(env),
@@ -182,13 +195,4 @@ def begin(
     finally:
         theirs.close()
         os.close(diagnostics_end)
-    return Begun(child=child, channel=ours, diagnostics=diagnostics)
-
-
-def spawn(argv: Sequence[str], *, env: Mapping[str, str], cwd: str = "/") -> SpawnedProcess:
-    """Starts a process as `begin` does, and watches it.
-
-    Raises:
-        StartFailed: It could not be started; nothing is left open.
-    """
-    return begin(argv, env=env, cwd=cwd).watch()
+    return SpawnedProcess(child, ours, diagnostics)

@@ -16,7 +16,7 @@ from sandbox.drivers import launch
 from sandbox.drivers.driver import Enforcement, Level, Limits, StartFailed
 
 if TYPE_CHECKING:
-    from sandbox.drivers.process import SpawnedProcess
+    from sandbox.drivers.process import SandboxProcess
 
 # RLIMIT_AS counts mapped addresses, not touched pages: an interpreter maps some 20 MiB of libraries
 # and locale data before it runs anything, so the address space gets this much on top of the limit.
@@ -24,6 +24,7 @@ _ADDRESS_SPACE_SLACK_BYTES = 64 * 1024 * 1024
 # The supervisor holds channels of the REPL and of its output; it gives its child the exact limit.
 _SUPERVISOR_FILES = 64
 _GATE_SECONDS = 30.0
+_NO_LIMIT_FILES = 1_048_576  # what the kernel gives at most unless it is told otherwise
 _PER_NAMESPACE_SINCE = (5, 14)  # Linux: RLIMIT_NPROC is counted for each user namespace
 
 PIDS = Enforcement(
@@ -42,14 +43,20 @@ def supervisor_files(limits: Limits) -> int:
     return limits.open_files_limit + _SUPERVISOR_FILES
 
 
+def most_files() -> int:
+    """How many open files this process may give to another."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return _NO_LIMIT_FILES if most == resource.RLIM_INFINITY else most
+
+
 def check_files(limits: Limits) -> None:
     """Refuses more open files than this host may give.
 
     Raises:
         StartFailed: It may not; the text names the mend.
     """
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most != resource.RLIM_INFINITY and most < supervisor_files(limits):
+    most = most_files()
+    if most < supervisor_files(limits):
         raise StartFailed(
             f"open_files_limit is {limits.open_files_limit}; this host may give at most "
             f"{most - _SUPERVISOR_FILES}: raise its own hard limit (ulimit -Hn, or LimitNOFILE of "
@@ -97,7 +104,7 @@ class Gate:
         self.options = ("--info-fd", str(said), "--block-fd", str(waited))
         self._descriptors = [self._said, said, waited, self._let_go]
 
-    async def open(self, child: SpawnedProcess, uid: int | None) -> None:
+    async def open(self, child: SandboxProcess, uid: int | None) -> None:
         """Sets the limit and lets the sandbox begin.
 
         Args:

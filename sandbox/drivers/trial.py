@@ -5,6 +5,7 @@ Called by the bubblewrap driver's self-check, and by the benchmark through the d
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.drivers import arguments, interpreter, launch, layout, selfcheck
+from sandbox.drivers.driver import Driver, Limits, SandboxRequest, StartFailed
 from sandbox.drivers.users import Slot, Users
 
 NAME = "trial"  # where a sandbox's id stands otherwise
 _SECONDS = 30
 _OPEN_FILES = 256
+_MEMORY_BYTES = 256 * 1024 * 1024
 _TMPFS_BYTES = 16 * 1024 * 1024
 _PROGRAM = "import sys; print('python', *sys.version_info[:2])"
 
@@ -39,17 +42,20 @@ def command(machine: arguments.Machine, users: Users | None, program: Sequence[s
         StartFailed: No uid is free.
     """
     slot = users.take() if users is not None else None
+    namespace = None
+    if users is not None and slot is not None:
+        namespace = users.namespace(slot)
     descriptor = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
     argv = arguments.build(
         machine,
         sandbox_id=NAME,
         cpus=1,
         tmpfs=_TMPFS_BYTES,
-        user_namespace=slot.user_namespace if slot else None,
+        user_namespace=namespace,
         seccomp=descriptor,
     )
     wrapped = launch.wrap([*argv, *program], open_files=_OPEN_FILES, uid=slot.uid if slot else None)
-    fds = (descriptor, slot.user_namespace) if slot else (descriptor,)
+    fds = (descriptor,) if namespace is None else (descriptor, namespace)
     return Command(argv=wrapped, pass_fds=fds, slot=slot, filter_descriptor=descriptor)
 
 
@@ -84,6 +90,34 @@ def run(
         )
     finally:
         release(used, users)
+
+
+async def start_one(driver: Driver) -> None:
+    """Has a prepared driver make a sandbox, waits until it says something, and destroys it.
+
+    Raises:
+        StartFailed: It could not be made, or ended first.
+    """
+    limits = Limits(
+        memory_limit_bytes=_MEMORY_BYTES,
+        pids_limit=64,
+        cpu_limit_millis=1000,
+        tmpfs_limit_bytes=_TMPFS_BYTES,
+        open_files_limit=_OPEN_FILES,
+    )
+    container = await driver.create(
+        SandboxRequest(sandbox_id=NAME, template="default", limits=limits)
+    )
+    said = b""
+    try:
+        async with asyncio.timeout(_SECONDS):
+            said = await asyncio.get_running_loop().sock_recv(container.channel, 1)
+    except (OSError, TimeoutError):
+        pass
+    finally:
+        measured = await container.destroy()
+    if not said:
+        raise StartFailed(f"a sandbox said nothing: {measured.detail or 'it is not known why'}")
 
 
 def choose(

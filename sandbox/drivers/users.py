@@ -19,7 +19,8 @@ from sandbox.drivers.driver import StartFailed
 from sandbox.drivers.launch import SHELL, as_uid
 
 FIRST_UID = 200_000
-SLOTS = 512  # sandboxes one host can hold at once
+PAIRS = 512  # of uids that one host has; the last one is the zygote's
+SLOTS = PAIRS - 1  # sandboxes one host can hold at once
 BLOCKS = 64  # hosts on one machine
 LOCKS = Path("/run/hutch")
 # Inside, the supervisor is uid 0 of its user namespace, with three capabilities: only a change from
@@ -28,16 +29,22 @@ SUPERVISOR_UID = 0
 REPL_UID = 1000
 
 # Says that the namespace is there, waits for its maps, forbids namespaces inside it, says so.
-_HOLD = "echo && read go && echo 0 >/proc/sys/user/max_user_namespaces && echo && read go"
+_FORBID = "echo 0 >/proc/sys/user/max_user_namespaces"
+_HOLD = "echo && read go && {forbid} && echo && read go"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The two uids of one sandbox, and a descriptor of the user namespace that maps them."""
+    """The two uids of one sandbox."""
 
     index: int
-    uid: int
-    user_namespace: int
+    uid: int  # of the supervisor; the REPL's is the next one
+    inner: int  # `uid` as the zygote's user namespace names it
+
+    @property
+    def maps(self) -> str:
+        """What a user namespace made by the zygote maps: these two and no other."""
+        return f"{SUPERVISOR_UID} {self.inner} 1\n{REPL_UID} {self.inner + 1} 1\n"
 
     @property
     def uids(self) -> frozenset[int]:
@@ -59,15 +66,15 @@ class Users:
     @property
     def first_uid(self) -> int:
         """The first uid of the block."""
-        return FIRST_UID + self._block * SLOTS * 2
+        return FIRST_UID + self._block * PAIRS * 2
 
-    def open(self, *, ready: int) -> None:
-        """Takes a block no other host holds, and makes some namespaces in advance.
+    def open(self) -> None:
+        """Takes a block no other host holds.
 
         Raises:
-            StartFailed: No block is free, or no user namespace can be made.
+            StartFailed: No block is free.
         """
-        last = FIRST_UID + BLOCKS * SLOTS * 2
+        last = FIRST_UID + BLOCKS * PAIRS * 2
         if not _are_mapped(FIRST_UID, last):
             raise StartFailed(
                 f"this host is root in a user namespace that lacks the uids {FIRST_UID} to {last}: "
@@ -85,8 +92,6 @@ class Users:
             for index in reversed(range(SLOTS))
             if not {self._uid(index), self._uid(index) + 1} & living
         ]
-        for index in self._free[len(self._free) - ready :]:
-            self._namespaces[index] = make_user_namespace(self._uid(index))
 
     def take(self) -> Slot:
         """Takes a slot for a new sandbox.
@@ -96,16 +101,35 @@ class Users:
         """
         if not self._free:
             raise StartFailed(f"all {SLOTS} pairs of sandbox uids are in use")
-        index = self._free.pop()
-        try:
-            namespace = self._namespaces.get(index)
-            if namespace is None:
-                namespace = make_user_namespace(self._uid(index))
-                self._namespaces[index] = namespace
-        except StartFailed:
-            self._free.append(index)
-            raise
-        return Slot(index=index, uid=self._uid(index), user_namespace=namespace)
+        return self._slot(self._free.pop())
+
+    def namespace(self, slot: Slot) -> int:
+        """A descriptor of a user namespace that maps the two uids of a slot; this object keeps it.
+
+        Raises:
+            StartFailed: It cannot be made.
+        """
+        if slot.index not in self._namespaces:
+            maps = f"{SUPERVISOR_UID} {slot.uid} 1\n{REPL_UID} {slot.uid + 1} 1\n"
+            self._namespaces[slot.index] = make_user_namespace(slot.uid, maps)
+        return self._namespaces[slot.index]
+
+    @property
+    def zygote_uid(self) -> int:
+        """The uid that the zygote has."""
+        return self._uid(SLOTS)
+
+    def zygote_namespace(self) -> int:
+        """Makes the user namespace of a zygote, which maps its own uid and those of every slot.
+
+        Returns:
+            A descriptor of it, which the caller closes.
+
+        Raises:
+            StartFailed: It cannot be made.
+        """
+        maps = f"0 {self.zygote_uid} 1\n1 {self.first_uid} {2 * SLOTS}\n"
+        return make_user_namespace(self.zygote_uid, maps, nests=True)
 
     def give_back(self, slot: Slot) -> None:
         """Frees a slot whose processes were proved gone."""
@@ -121,6 +145,9 @@ class Users:
             self._path.unlink(missing_ok=True)
             os.close(self._lock)
             self._lock = -1
+
+    def _slot(self, index: int) -> Slot:
+        return Slot(index=index, uid=self._uid(index), inner=2 * index + 1)
 
     def _uid(self, index: int) -> int:
         return self.first_uid + 2 * index
@@ -153,10 +180,13 @@ def _living_uids() -> set[int]:
     return {uid for pid in procfs.pids() for uid in procfs.uids(pid)}
 
 
-def make_user_namespace(uid: int) -> int:
-    """Makes a user namespace owned by `uid` that maps it and the next one, and no other.
+def make_user_namespace(uid: int, maps: str, *, nests: bool = False) -> int:
+    """Makes a user namespace owned by a uid.
 
-    Inside it no further user namespace can be made.
+    Args:
+        uid: The owner.
+        maps: Its uid map, and its gid map, which are the same.
+        nests: Whether further user namespaces can be made inside it.
 
     Returns:
         A descriptor of the namespace; it lives while that is open or a process is in it.
@@ -164,11 +194,12 @@ def make_user_namespace(uid: int) -> int:
     Raises:
         StartFailed: The kernel refused.
     """
+    hold = _HOLD.format(forbid="true" if nests else _FORBID)
     # Not Popen's `user`: with it Python forks instead of vforking, and a library's fork handlers
     # (gRPC starts threads in them) run in the child, which then dies now and then.
     try:
         holder = subprocess.Popen(
-            [*as_uid(uid), "/usr/bin/unshare", "--user", "--keep-caps", "--", SHELL, "-c", _HOLD],
+            [*as_uid(uid), "/usr/bin/unshare", "--user", "--keep-caps", "--", SHELL, "-c", hold],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -185,8 +216,7 @@ def make_user_namespace(uid: int) -> int:
         try:
             if holder.stdout.readline() == b"\n":
                 for name in ("uid_map", "gid_map"):
-                    text = f"{SUPERVISOR_UID} {uid} 1\n{REPL_UID} {uid + 1} 1\n"
-                    Path(f"/proc/{holder.pid}/{name}").write_text(text, encoding="ascii")
+                    Path(f"/proc/{holder.pid}/{name}").write_text(maps, encoding="ascii")
                 found = os.open(f"/proc/{holder.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
                 holder.stdin.write(b"\n")
                 holder.stdin.flush()

@@ -13,6 +13,8 @@ from . import linux, settings
 from .linux import signals
 from .replink import ReplLink
 
+ZYGOTE = "--zygote"
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 
 
 def main(arguments: list[str]) -> NoReturn:
-    """Becomes the supervisor, with a REPL."""
+    """Becomes the supervisor, with a REPL; told so, it becomes what supervisors are forked from."""
+    if arguments[:1] == [ZYGOTE]:
+        from .zygote import serve as serve_forks
+
+        serve_forks(arguments[1:])
     hidden = linux.hide_memory()
     linux.adopt_orphans()
     chosen = settings.parse(arguments)

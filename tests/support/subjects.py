@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.drivers import NAMES, procfs
+from sandbox.drivers import NAMES, cgroups, procfs
 from sandbox.drivers.bubblewrap import BubblewrapDriver
 from sandbox.drivers.driver import (
     Container,
@@ -25,9 +25,10 @@ from sandbox.drivers.fake import FakeDriver
 from tests.support.sandboxes import LIMITS, Speaker, request
 
 ROOT = os.geteuid() == 0
+WITHOUT_ZYGOTE = "bubblewrap-without-zygote"
 WITHOUT_CGROUPS = "bubblewrap-without-cgroups"
 # For an ordinary user that is what bubblewrap is anyway, or a scope of systemd.
-KINDS = (*NAMES, WITHOUT_CGROUPS) if ROOT else NAMES
+KINDS = (*NAMES, WITHOUT_ZYGOTE, *((WITHOUT_CGROUPS,) if ROOT else ()))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,13 @@ def make_driver(kind: str, owner: str, folder: Path) -> Driver:
     """Makes a driver of a kind, with all it writes below a folder but its cgroups and locks."""
     if kind == "fake":
         return FakeDriver(owner, folder / "state")
-    place = {"shared": folder / "shared"}
-    if kind == WITHOUT_CGROUPS:
-        place["cgroup_root"] = folder / "absent"
-    return BubblewrapDriver(owner, folder / "state", **place)
+    return BubblewrapDriver(
+        owner,
+        folder / "state",
+        shared=folder / "shared",
+        cgroup_root=folder / "absent" if kind == WITHOUT_CGROUPS else cgroups.ROOT,
+        uses_zygote=kind != WITHOUT_ZYGOTE,
+    )
 
 
 def processes_with(text: str) -> list[int]:

@@ -30,8 +30,8 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 _NAMESPACE = """
 import os
 from sandbox.drivers import users
-uid = users.FIRST_UID + 2 * (users.BLOCKS * users.SLOTS - 1)
-os.close(users.make_user_namespace(uid))
+uid = users.FIRST_UID + 2 * (users.BLOCKS * users.PAIRS - 1)
+os.close(users.make_user_namespace(uid, f"0 {uid} 1\\n"))
 print("made")
 """
 _SPAWN = """

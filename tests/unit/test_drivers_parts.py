@@ -25,7 +25,7 @@ from sandbox.drivers.bubblewrap import BubblewrapDriver
 from sandbox.drivers.container import processes_of
 from sandbox.drivers.driver import Limits, StartFailed
 from sandbox.drivers.process import check_name
-from sandbox.drivers.users import FIRST_UID, SLOTS, Users
+from sandbox.drivers.users import FIRST_UID, PAIRS, Users
 
 LIMITS = Limits(
     memory_limit_bytes=512 << 20,
@@ -229,13 +229,13 @@ async def test_namespaces_switched_off_make_the_driver_unusable_and_never_weaker
 
 def test_two_hosts_hold_different_uids(tmp_path: Path) -> None:
     one, two = Users(tmp_path), Users(tmp_path)
-    one.open(ready=0)
-    two.open(ready=0)
+    one.open()
+    two.open()
     assert one.first_uid == FIRST_UID
-    assert two.first_uid == FIRST_UID + 2 * SLOTS
+    assert two.first_uid == FIRST_UID + 2 * PAIRS
     one.close()
     three = Users(tmp_path)
-    three.open(ready=0)
+    three.open()
     assert three.first_uid == FIRST_UID
     two.close()
     three.close()
@@ -245,14 +245,10 @@ def test_two_hosts_hold_different_uids(tmp_path: Path) -> None:
 def test_a_uid_with_a_living_process_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    namespaces = iter(range(1000, 2000))
-    monkeypatch.setattr(
-        "sandbox.drivers.users.make_user_namespace", lambda uid: os.dup(next(namespaces) and 0)
-    )
     monkeypatch.setattr(procfs, "pids", lambda: iter([1]))
     monkeypatch.setattr(procfs, "uids", lambda pid: frozenset({FIRST_UID + 1}))
     users = Users(tmp_path)
-    users.open(ready=1)
+    users.open()
     slot = users.take()
     assert slot.uids == {FIRST_UID + 2, FIRST_UID + 3}
     other = users.take()
@@ -262,42 +258,39 @@ def test_a_uid_with_a_living_process_is_left_out(
     users.close()
 
 
-def _told(command: list[str], line: bytes) -> tuple[int, int, str]:
-    """Runs a waiting shell and tells it a line; its pid, exit code and output."""
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as process:
-        output, _ = process.communicate(line)
-    return process.pid, process.returncode, output.decode()
+def _output(command: list[str]) -> tuple[int, str]:
+    """Runs a command; its exit code and output."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
 
 
-def test_a_waiting_shell_joins_and_then_limits_itself_and_becomes_the_program(
-    tmp_path: Path,
-) -> None:
+def test_the_shell_joins_and_then_limits_itself_and_becomes_the_program(tmp_path: Path) -> None:
     join = tmp_path / "it's a file"
-    script = "ulimit -n; ulimit -c; ulimit -v; echo $$\necho 'it is'\n"
-    line = launch.line(["/bin/sh", "-c", script], open_files=99, address_space_bytes=1 << 30)
-    pid, code, output = _told(launch.waiting(join=[join]), line)
-    assert output.split() == ["99", "0", str(1 << 20), str(pid), "it", "is"]
-    assert code == 0
+    script = "ulimit -n; ulimit -c; ulimit -v; echo 'it is'"
+    command = launch.wrap(
+        ["/bin/sh", "-c", script], open_files=99, join=[join], address_space_bytes=1 << 30
+    )
+    assert _output(command) == (0, f"99\n0\n{1 << 20}\nit is\n")
     assert join.read_text() == "0\n"
 
 
-def test_the_programs_input_is_what_the_shells_output_is() -> None:
-    """The line comes over a pipe; the frame channel is both for what the shell becomes."""
-    script = "test /proc/self/fd/0 -ef /proc/self/fd/1 && echo same"
-    assert _told(launch.waiting(), launch.line(["/bin/sh", "-c", script], open_files=99))[2]
-
-
-def test_a_waiting_shell_that_is_told_nothing_ends() -> None:
-    assert _told(launch.waiting(), b"")[1:] == (0, "")
-
-
 def test_a_cgroup_that_cannot_be_joined_starts_nothing(tmp_path: Path) -> None:
-    line = launch.line(["echo", "started"], open_files=99)
-    _, code, output = _told(launch.waiting(join=[tmp_path / "absent" / "tasks"]), line)
+    absent = tmp_path / "absent" / "tasks"
+    code, output = _output(launch.wrap(["echo", "started"], open_files=99, join=[absent]))
     assert code != 0
     assert output == ""
+
+
+def test_a_zygote_may_map_uids_and_is_named_at_length(tmp_path: Path) -> None:
+    """A sandbox writes its own name over the zygote's, so no sandbox's may be longer."""
+    argv = arguments.zygote(machine(tmp_path), user_namespace=7, modules=("json",))
+    added = [argv[at + 1] for at, word in enumerate(argv) if word == "--cap-add"]
+    assert added == ["CAP_SETUID", "CAP_SETGID", "CAP_SETFCAP"]
+    assert "--seccomp" not in argv  # each sandbox installs it, once it has mounted its own
+    assert "--tmpfs" not in argv
+    longest = f"{machine(tmp_path).mark}{'x' * 64}/"
+    assert len(arguments.zygote_name(machine(tmp_path).mark)) == len(longest)
+    assert argv[-1] == "json"
 
 
 def test_a_scope_has_the_limits_as_systemd_takes_them() -> None:
