@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sandbox.drivers.docker_settings import RUNTIMES, DockerSettings
 from sandbox.drivers.driver import Driver
 
-NAMES = ("bubblewrap", "fake")
+NAMES = ("bubblewrap", *RUNTIMES, "fake")
 
 
-def make(name: str, owner: str, state: Path) -> Driver:
+def make(name: str, owner: str, state: Path, docker: DockerSettings | None = None) -> Driver:
     """Makes the driver of that name; it does nothing until its `prepare` is called.
 
     Args:
         name: One of `NAMES`.
         owner: Whose sandboxes it holds: two hosts on one machine must give different owners.
         state: A folder of this owner alone, for what the driver keeps between starts.
+        docker: What the docker drivers are told.
 
     Raises:
         ValueError: There is no such driver.
@@ -28,6 +30,10 @@ def make(name: str, owner: str, state: Path) -> Driver:
             from sandbox.drivers.bubblewrap import BubblewrapDriver
 
             return BubblewrapDriver(owner, state)
+        case _ if name in RUNTIMES:
+            from sandbox.drivers.docker import DockerDriver
+
+            return DockerDriver(name, owner, state, docker or DockerSettings())
         case "fake":
             from sandbox.drivers.fake import FakeDriver
 

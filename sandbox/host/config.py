@@ -1,7 +1,7 @@
 """The host's settings: every size, depth and wait that it has, with its default.
 
-Read once by `sandbox.host.__main__`, from the `[host]` table of a TOML file; handed down as one
-frozen value.
+Read once by `sandbox.host.__main__`, from the tables `[host]`, `[docker]` and `[templates.NAME]` of
+a TOML file; handed down as one frozen value.
 """
 
 from __future__ import annotations
@@ -9,11 +9,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
+
+from sandbox.drivers.docker_settings import RUNTIMES, DockerSettings, Template
 
 MIB = 1024 * 1024
+_T = TypeVar("_T")
+_KINDS = (str, int, float, tuple[str, ...])  # of what a table may hold
 
 
 class ConfigError(Exception):
@@ -88,6 +92,17 @@ class HostConfig:
     """How many ids of sandboxes that are gone are remembered."""
     message_limit_bytes: int = MIB + 64 * 1024
     """The largest gRPC message that is taken."""
+    docker: DockerSettings = field(default_factory=DockerSettings)
+    """The tables `[docker]` and `[templates.NAME]`."""
+
+    def docker_settings(self, generation: int) -> DockerSettings:
+        """What the docker drivers are told by this start of the host."""
+        return dataclasses.replace(self.docker, generation=generation)
+
+    def driver_of(self, template: str) -> str:
+        """The driver that makes a template's sandboxes; empty: the default one."""
+        found = self.docker.templates.get(template)
+        return found.driver if found is not None else ""
 
 
 def load(path: Path | None, **overrides: Any) -> HostConfig:
@@ -96,28 +111,56 @@ def load(path: Path | None, **overrides: Any) -> HostConfig:
     Raises:
         ConfigError: the file cannot be read, has an unknown key or a value of a wrong type.
     """
-    values: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     if path is not None:
         try:
             document = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from error
-        values = document.get("host", {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{path}: [host] must be a table")
-    values = {**values, **{key: value for key, value in overrides.items() if value is not None}}
-    return _checked(values, str(path) if path is not None else "command line")
+    given = {key: value for key, value in overrides.items() if value is not None}
+    source = str(path) if path is not None else "command line"
+    templates = {
+        name: _template(f"{source}: [templates.{name}]", table)
+        for name, table in _table(source, document, "templates").items()
+    }
+    docker = _checked(f"{source}: [docker]", DockerSettings, _table(source, document, "docker"))
+    docker = dataclasses.replace(docker, templates=templates)
+    values = {**_table(source, document, "host"), **given}
+    if templates:
+        values.setdefault("templates", list(templates))
+    return dataclasses.replace(_checked(f"{source}: [host]", HostConfig, values), docker=docker)
 
 
-def _checked(values: dict[str, Any], source: str) -> HostConfig:
-    hints = get_type_hints(HostConfig)
-    known = {field.name: field for field in dataclasses.fields(HostConfig)}
+def _table(source: str, document: dict[str, Any], name: str) -> dict[str, Any]:
+    found = document.get(name, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{source}: [{name}] must be a table")
+    return found
+
+
+def _template(where: str, table: Any) -> Template:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table")
+    template = _checked(where, Template, table)
+    if template.runtime not in RUNTIMES.values():
+        known = " or ".join(RUNTIMES.values())
+        raise ConfigError(f"{where} runtime: {template.runtime!r} is none; {known}")
+    if template.image and "sha256:" not in template.image:
+        raise ConfigError(
+            f"{where} image: {template.image!r} names no digest: write sha256:... or "
+            "NAME@sha256:..."
+        )
+    return template
+
+
+def _checked(where: str, made: type[_T], values: dict[str, Any]) -> _T:
+    hints = {name: hint for name, hint in get_type_hints(made).items() if hint in _KINDS}
     parsed: dict[str, Any] = {}
     for key, value in values.items():
-        if key not in known:
-            raise ConfigError(f"{source}: unknown key {key!r} in [host]")
-        parsed[key] = _value(f"{source}: [host] {key}", hints[key], value)
-    return HostConfig(**parsed)
+        if key not in hints:
+            raise ConfigError(f"{where}: unknown key {key!r}")
+        parsed[key] = _value(f"{where} {key}", hints[key], value)
+    return made(**parsed)
 
 
 def _value(where: str, hint: Any, value: Any) -> Any:

@@ -120,6 +120,7 @@ async def run(options: HostOptions, on_ready: Callable[[dict[str, object]], None
             identity.host_id,
             options.state,
             options.config.prepare_timeout_seconds,
+            options.config.docker_settings(identity.generation),
         )
         try:
             async with serving(options, identity, offers, MonotonicClock()) as host:
@@ -200,7 +201,7 @@ async def serving(
 
 
 def _shapes(config: HostConfig, offers: Mapping[str, Offer]) -> dict[Shape, Driver]:
-    """What the pool keeps ready: the default driver's sandboxes as a controller grants them."""
+    """What the pool keeps ready: a sandbox of each template as a controller grants them."""
     if not config.pool_size:
         return {}
     limits = Limits(
@@ -210,11 +211,13 @@ def _shapes(config: HostConfig, offers: Mapping[str, Offer]) -> dict[Shape, Driv
         tmpfs_limit_bytes=config.pool_tmpfs_limit_bytes,
         open_files_limit=config.pool_open_files_limit,
     )
-    driver = next(iter(offers.values())).driver
-    return {
-        Shape(driver=driver.name, template=template, limits=limits): driver
-        for template in config.templates
-    }
+    shapes: dict[Shape, Driver] = {}
+    for template in config.templates:
+        offer = offers[config.driver_of(template) or next(iter(offers))]
+        if offer.statement.usable:
+            name = offer.driver.name
+            shapes[Shape(driver=name, template=template, limits=limits)] = offer.driver
+    return shapes
 
 
 def _describer(

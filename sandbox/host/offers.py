@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from sandbox import drivers
+from sandbox.drivers.docker_settings import DockerSettings
 from sandbox.drivers.driver import Driver, Isolation, Statement
 from sandbox.host.table import Offer
 
@@ -27,20 +28,24 @@ def real_drivers() -> list[str]:
     return [name for name in drivers.NAMES if name not in TEST_DRIVERS]
 
 
-def make_driver(name: str, owner: str, state: Path) -> Driver:
+def make_driver(name: str, owner: str, state: Path, docker: DockerSettings | None = None) -> Driver:
     """Makes one driver by its name.
 
     Raises:
         DriverProblem: there is none of that name, or this installation lacks it.
     """
     try:
-        return drivers.make(name, owner, state)
+        return drivers.make(name, owner, state, docker)
     except (ValueError, ImportError) as error:
         raise DriverProblem(str(error)) from error
 
 
 async def prepare_offers(
-    default: str, owner: str, state: Path, timeout_seconds: float
+    default: str,
+    owner: str,
+    state: Path,
+    timeout_seconds: float,
+    docker: DockerSettings | None = None,
 ) -> dict[str, Offer]:
     """Prepares the default driver and the other real ones, in this order.
 
@@ -49,7 +54,7 @@ async def prepare_offers(
     """
     offers: dict[str, Offer] = {}
     for name in (default, *(other for other in real_drivers() if other != default)):
-        driver = make_driver(name, owner, state)
+        driver = make_driver(name, owner, state, docker)
         statement = await prepare(driver, timeout_seconds)
         offers[name] = Offer(driver=driver, statement=statement)
     problem = offers[default].statement.problem

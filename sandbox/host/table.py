@@ -145,17 +145,17 @@ class SandboxTable:
 
     def _order(self, request: pb.SandboxAttach) -> Order:
         spec = request.spec
-        name = spec.driver or next(iter(self.offers))
+        config = self.workshop.config
+        template = spec.template or config.templates[0]
+        if template not in config.templates:
+            raise field_invalid("spec.template", f"there is no template {template!r}")
+        name = spec.driver or config.driver_of(template) or next(iter(self.offers))
         offer = self.offers.get(name)
         if offer is None:
             offered = ", ".join(self.offers)
             raise field_invalid("spec.driver", f"this host offers {offered}, not {name!r}")
         if not offer.statement.usable:
             raise field_invalid("spec.driver", f"{name}: {offer.statement.problem}")
-        templates = self.workshop.config.templates
-        template = spec.template or templates[0]
-        if template not in templates:
-            raise field_invalid("spec.template", f"there is no template {template!r}")
         for key in _RESOURCES:
             if getattr(spec.resources, key) == 0:
                 raise field_invalid(f"spec.resources.{key}", "must be set and above 0")

@@ -1,0 +1,51 @@
+"""What the docker drivers are told: where the engine is, and what each template is made from.
+
+Made by `sandbox.host.config` from its tables `[docker]` and `[templates.NAME]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+RUNTIMES = {"docker": "runc", "docker-runsc": "runsc"}  # the runtime of each driver
+DEFAULT_ENGINE = "unix:///var/run/docker.sock"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What sandboxes of one template are made from."""
+
+    image: str = ""
+    """The image, by its digest (`sha256:...` or `NAME@sha256:...`); empty: not by an engine."""
+    runtime: str = "runc"
+    """What runs its containers: `runc`, or `runsc` for a kernel of their own (gVisor)."""
+
+    @property
+    def driver(self) -> str:
+        """The driver that makes its sandboxes; empty: the host's default one."""
+        names = {runtime: name for name, runtime in RUNTIMES.items()}
+        return names[self.runtime] if self.image else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DockerSettings:
+    """All settings of the docker drivers."""
+
+    engine: str = DEFAULT_ENGINE
+    """The engine's address. Only a unix socket, or another one that this process alone can use."""
+    allow_known_escapes: tuple[str, ...] = ()
+    """Runtimes with known escapes that may be used all the same, each by its name and version, as
+    `hutch doctor` shows it: `runc 1.1.5+ds1`."""
+    generation: int | None = None
+    """Which start of the host this is, a label of its containers; no setting."""
+    templates: Mapping[str, Template] = field(default_factory=dict)
+    """The templates, by name."""
+
+    def images(self, driver: str) -> dict[str, str]:
+        """The images of the templates that a driver makes, by template."""
+        return {
+            name: template.image
+            for name, template in self.templates.items()
+            if template.image and template.driver == driver
+        }
