@@ -43,7 +43,7 @@ class Files:
         """As `AsyncFiles.stream`."""
         return self._client._iterate(self._files.stream(path, offset=offset, max_bytes=max_bytes))
 
-    def download(self, path: str, to: Path | IO[bytes]) -> int:
+    def download(self, path: str, to: Path | str | IO[bytes]) -> int:
         """As `AsyncFiles.download`."""
         return self._client._wait(self._files.download(path, to))
 

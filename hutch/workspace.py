@@ -198,11 +198,13 @@ class AsyncFiles:
         """Yields a file's bytes piece by piece."""
         return self._client.read_file(self._id, path, offset=offset, max_bytes=max_bytes)
 
-    async def download(self, path: str, to: Path | IO[bytes]) -> int:
+    async def download(self, path: str, to: Path | str | IO[bytes]) -> int:
         """Copies a file out, to a path or into an open file, and says how many bytes it has.
 
         A path appears whole or not at all.
         """
+        if isinstance(to, str):
+            to = Path(to)
         if not isinstance(to, Path):
             return await self._copy(path, to)
         draft = to.with_name(f".{to.name}.hutch-part")

@@ -37,7 +37,9 @@ _KINDS = {
 }
 _PROBLEMS = {
     "not_found": Reason.FILE_NOT_FOUND,
-    "full": Reason.STORE_FULL,
+    "full": Reason.PAYLOAD_TOO_LARGE,  # of the sandbox's disk: to wait makes no room
+    "busy": Reason.QUOTA_EXCEEDED,
+    "failed": Reason.HOST_UNAVAILABLE,
 }
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -126,12 +128,10 @@ class WorkspaceServicer(WorkspaceServiceServicer):
                 raise Refused(Reason.FIELD_INVALID, message, field="size_bytes")
             if start.sha256 and start.sha256 != digest:
                 raise Refused(Reason.FIELD_INVALID, f"the digest is {digest}", field="sha256")
-            await upload.finish()
+            outcome = await upload.finish()
         except BaseException:
             await upload.abandon()
             raise
-        stat = sf.FileOperation(path=path, stat=sf.FileStat())
-        outcome = await self._do(upload.sandbox_id, stat)
         return ws.WriteFileResponse(file=_file(path, outcome), sha256=digest)
 
     @unary
@@ -213,10 +213,10 @@ class _Upload:
             await self._send(bytes(self._rest[:PIECE_BYTES]), last=False)
             del self._rest[:PIECE_BYTES]
 
-    async def finish(self) -> None:
-        await self._send(bytes(self._rest), last=True)
+    async def finish(self) -> sf.FileOutcome:
+        return await self._send(bytes(self._rest), last=True)
 
-    async def _send(self, data: bytes, *, last: bool) -> None:
+    async def _send(self, data: bytes, *, last: bool) -> sf.FileOutcome:
         write = sf.FileWrite(
             upload_id=self._upload_id,
             offset=self._sent,
@@ -226,7 +226,7 @@ class _Upload:
         )
         self._sent += len(data)
         operation = sf.FileOperation(path=self._path, write=write)
-        await self._servicer._do(self.sandbox_id, operation)
+        return await self._servicer._do(self.sandbox_id, operation)
 
     async def abandon(self) -> None:
         if not self._sent:

@@ -237,8 +237,8 @@ class FileOutcome(_message.Message):
     operation_id: _builtins.str
     """The operation's id."""
     problem: _builtins.str
-    """Why it failed: `not_found`, `not_a_file`, `not_a_folder`, `denied`, `full`, `invalid` or
-    `failed`; empty when it did not.
+    """Why it failed: `not_found`, `not_a_file`, `not_a_folder`, `denied`, `full`, `invalid`; `failed`
+    or, from the host, `busy` where the same may work later; empty when it did not fail.
     """
     message: _builtins.str
     """One sentence about a failure."""
@@ -250,7 +250,7 @@ class FileOutcome(_message.Message):
     """For read: whether the file ends here."""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___FileEntry]:
-        """For stat: the entry. For list: the entries."""
+        """For stat, and for the last piece of a write: the entry. For list: the entries."""
 
     def __init__(
         self,

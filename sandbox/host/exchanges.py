@@ -182,9 +182,7 @@ class FileOperations:
         if len(self._waiting) >= self._max_waiting:
             self._ended.add(name)
             message = f"{self._max_waiting} file operations wait already"
-            return sandbox_file_pb2.FileOutcome(
-                operation_id=name, problem="failed", message=message
-            )
+            return sandbox_file_pb2.FileOutcome(operation_id=name, problem="busy", message=message)
         self._known.add(name)
         self._waiting.append(operation)
         return None
@@ -217,7 +215,7 @@ class FileOperations:
         fields.end()
         if len(payload) > expected.data_bytes:
             raise ProtocolBreach("file_outcome: more bytes than were asked for")
-        if expected.is_stat and len(outcome.entries) != 1:
+        if expected.is_one and len(outcome.entries) != 1:
             raise ProtocolBreach("file_outcome.entries: not one")
         outcome.data = payload
         outcome.more = more and expected.is_list
@@ -238,7 +236,7 @@ class _Expected:
 
     entries: int = 0
     data_bytes: int = 0
-    is_stat: bool = False
+    is_one: bool = False
     is_list: bool = False
     is_read: bool = False
 
@@ -248,13 +246,14 @@ def _expected(operation: sandbox_file_pb2.FileOperation, problem: str) -> _Expec
         return _Expected()
     match operation.WhichOneof("operation"):
         case "stat":
-            return _Expected(entries=1, is_stat=True)
+            return _Expected(entries=1, is_one=True)
         case "list":
             return _Expected(entries=operation.list.max_entries, is_list=True)
         case "read":
             return _Expected(data_bytes=operation.read.max_bytes, is_read=True)
         case _:
-            return _Expected()
+            made = operation.write.last and not operation.write.abandon
+            return _Expected(entries=1, is_one=True) if made else _Expected()
 
 
 def _entry(fields: Fields, outcome: sandbox_file_pb2.FileOutcome) -> None:

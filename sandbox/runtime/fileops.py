@@ -8,6 +8,7 @@ or written, and nothing is waited for.
 from __future__ import annotations
 
 import os
+from _bisect import bisect_right
 from _stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from . import fastjson, frames, linux
@@ -23,11 +24,12 @@ UPLOAD_PREFIX = ".hutch-upload-"
 READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 WRITE_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY
 LIST_BYTES = 48_000  # of one answer: its header has an end
+KEPT_NAMES = 250_000  # of one folder, between two pages of its listing
+END = "\U0010ffff"  # beyond every name
 ENTRY_BYTES = 120  # of an entry, beside its name
 PROBLEMS = {
     "ENOENT": "not_found",
     "ENOTDIR": "not_a_folder",
-    "EEXIST": "not_a_folder",  # where a folder was to be made
     "EISDIR": "not_a_file",
     "EACCES": "denied",
     "EPERM": "denied",
@@ -38,6 +40,11 @@ PROBLEMS = {
     "EINVAL": "invalid",
     "ENAMETOOLONG": "invalid",
     "ELOOP": "invalid",
+    # The same may work later.
+    "EAGAIN": "failed",
+    "EMFILE": "failed",
+    "ENFILE": "failed",
+    "ENOMEM": "failed",
 }
 
 
@@ -50,18 +57,51 @@ def run_child(socket: Any, settings: Settings, supervisor: int) -> NoReturn:
     try:
         confine(settings, supervisor, (socket.fileno(),))
         linux.prctl(linux.PR_SET_DUMPABLE, 0)  # the code has this uid too
+        listed = Listed()
         while True:
             packet = socket.recv(frames.MAX_FRAME_BYTES)
             if not packet:
                 break
             frame = frames.decode_packet(packet)
-            header, payload = answer(frame, settings.workspace)
+            header, payload = answer(frame, settings.workspace, listed)
             socket.send(frames.encode(header, payload))
     finally:
         os._exit(0)
 
 
-def answer(frame: frames.Frame, workspace: str) -> tuple[dict[str, Any], bytes]:
+class Listed:
+    """The names of the folder whose pages are being asked for: to read and sort them for each page
+    would take time that grows with the square of their number."""
+
+    __slots__ = ("_folder", "_names")
+
+    def __init__(self) -> None:
+        """Starts with no folder."""
+        self._folder: tuple[object, ...] = ()
+        self._names: list[tuple[str, str]] = []
+
+    def after(self, path: str, shown: str) -> list[tuple[str, str]]:
+        """Returns the names after one, sorted: each as it is shown, and as it is."""
+        found = os.stat(path)
+        folder = (path, found.st_dev, found.st_ino, found.st_mtime_ns)
+        if not shown or folder != self._folder:
+            names = sorted(
+                (_shown(name), name)
+                for name in os.listdir(path)
+                if not name.startswith(UPLOAD_PREFIX)
+            )
+            kept = len(names) <= KEPT_NAMES
+            self._folder, self._names = (folder, names) if kept else ((), [])
+        else:
+            names = self._names
+        return names[bisect_right(names, (shown, END)) :] if shown else names
+
+    def forget(self) -> None:
+        """Frees what is kept: the last page was given."""
+        self._folder, self._names = (), []
+
+
+def answer(frame: frames.Frame, workspace: str, listed: Listed) -> tuple[dict[str, Any], bytes]:
     """Does one operation and returns the outcome's header and payload."""
     import errno
 
@@ -79,12 +119,15 @@ def answer(frame: frames.Frame, workspace: str) -> tuple[dict[str, Any], bytes]:
         path = os.path.join(workspace, header["path"])
         if "\0" in path:
             raise Problem("invalid", "a path with a zero byte")
-        payload = OPERATIONS[header["op"]](path, header, frame.payload, outcome)
+        if header["op"] == "list":
+            payload = _list(path, header, outcome, listed)
+        else:
+            payload = OPERATIONS[header["op"]](path, header, frame.payload, outcome)
     except Problem as problem:
         outcome["problem"], outcome["message"] = problem.args
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "")
-        outcome["problem"] = PROBLEMS.get(name, "failed")
+        outcome["problem"] = PROBLEMS.get(name, "invalid")
         outcome["message"] = error.strerror or name
     else:
         return outcome, payload
@@ -98,12 +141,10 @@ def _stat(path: str, header: dict[str, Any], data: bytes, outcome: dict[str, Any
     return b""
 
 
-def _list(path: str, header: dict[str, Any], data: bytes, outcome: dict[str, Any]) -> bytes:
+def _list(path: str, header: dict[str, Any], outcome: dict[str, Any], listed: Listed) -> bytes:
     room = LIST_BYTES
-    for name in sorted(os.listdir(path), key=_shown):
-        if _shown(name) <= header["after"] or name.startswith(UPLOAD_PREFIX):
-            continue
-        room -= ENTRY_BYTES + len(fastjson.dumps(_shown(name)))
+    for shown, name in listed.after(path, header["after"]):
+        room -= ENTRY_BYTES + len(fastjson.dumps(shown))
         if room < 0 or len(outcome["entries"]) >= header["max_entries"]:
             outcome["more"] = True
             break
@@ -113,6 +154,8 @@ def _list(path: str, header: dict[str, Any], data: bytes, outcome: dict[str, Any
             continue  # it went away meanwhile
         outcome["entries"].append(_entry(name, found))
     outcome["more"] = outcome["more"] and bool(outcome["entries"])
+    if not outcome["more"]:
+        listed.forget()
     return b""
 
 
@@ -142,7 +185,10 @@ def _write(path: str, header: dict[str, Any], data: bytes, outcome: dict[str, An
         return b""
     flags = WRITE_FLAGS
     if header["offset"] == 0:
-        os.makedirs(folder, exist_ok=True)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except FileExistsError:
+            raise Problem("not_a_folder", "a file stands where a folder was to be made") from None
         flags |= os.O_CREAT
     try:
         found = os.lstat(path)
@@ -161,12 +207,14 @@ def _write(path: str, header: dict[str, Any], data: bytes, outcome: dict[str, An
         if header["last"]:
             os.fchmod(descriptor, 0o755 if header["executable"] else 0o644)
             os.rename(temporary, path)
+            # What was made, not a link that led there.
+            outcome["entries"] = [_entry(name, os.fstat(descriptor))]
     finally:
         os.close(descriptor)
     return b""
 
 
-OPERATIONS = {"stat": _stat, "list": _list, "read": _read, "write": _write}
+OPERATIONS = {"stat": _stat, "read": _read, "write": _write}
 
 
 def _write_all(descriptor: int, data: bytes, offset: int) -> None:

@@ -215,7 +215,7 @@ def test_ids_of_answered_calls_are_remembered_without_growing() -> None:
         (LIST, {}, b""),
         (READ, {"end": True}, b"1234"),
         (READ, {}, b"1"),
-        (WRITE, {}, b""),
+        (WRITE, {"entries": [ENTRY]}, b""),
         (READ, {"problem": "not_found", "message": "there is no x"}, b""),
     ],
 )
@@ -252,7 +252,9 @@ def test_operations_on_files_have_their_outcomes(
         (READ, {"end": True}, b"12345"),
         (READ, {"end": False}, b""),
         (READ, {"problem": "denied"}, b"1"),
-        (WRITE, {}, b"x"),
+        (WRITE, {"entries": [ENTRY]}, b"x"),
+        (WRITE, {}, b""),
+        (STAT, {"problem": "busy"}, b""),
     ],
 )
 def test_an_outcome_of_another_form_is_a_breach(
@@ -285,7 +287,7 @@ def test_operations_wait_for_the_one_before_and_few_may_wait() -> None:
     assert inbound.files.next_frame() is None
     refused = inbound.files.ask(operations[2])
     assert refused is not None
-    assert refused.problem == "failed"
+    assert refused.problem == "busy"
     accept(inbound, {**OUTCOME, "id": "f0", "problem": "not_found"})
     assert inbound.files.next_frame()
     accept(inbound, {**OUTCOME, "id": "f1", "problem": "not_found"})

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sandbox.runtime import frames
+from sandbox.runtime import fileops, frames
 from tests.support.frame_client import FrameClient, supervisor
 
 
@@ -117,6 +118,41 @@ def test_a_folder_is_listed_in_pages(client: FrameClient, workspace: Path) -> No
     assert [entry["name"] for entry in found[4:]] == names
 
 
+def _seconds_to_list(folder: Path) -> float:
+    listed = fileops.Listed()
+    began, after, count, more = time.process_time(), "", 0, True
+    while more:
+        header = {"id": "f1", "op": "list", "path": ".", "after": after, "max_entries": 100}
+        outcome, _ = fileops.answer(frames.Frame(header), str(folder), listed)
+        count, more = count + len(outcome["entries"]), outcome["more"]
+        after = outcome["entries"][-1]["name"]
+    assert count == len(os.listdir(folder))
+    return time.process_time() - began
+
+
+def test_a_large_folder_is_listed_in_time_that_grows_with_it(tmp_path: Path) -> None:
+    """Sixteen times the files take about sixteen times as long; read anew for each page it would
+    be two hundred and fifty times."""
+    small, large = tmp_path / "small", tmp_path / "large"
+    for folder, count in ((small, 1_000), (large, 16_000)):
+        folder.mkdir()
+        for number in range(count):
+            (folder / f"{number:06}").touch()
+    ratio = min(_seconds_to_list(large) / _seconds_to_list(small) for _ in range(3))
+    assert ratio < 48
+
+
+def test_a_folder_that_changes_between_two_pages_is_read_again(tmp_path: Path) -> None:
+    listed = fileops.Listed()
+    for name in "abcd":
+        (tmp_path / name).touch()
+    assert [name for name, _ in listed.after(str(tmp_path), "")] == ["a", "b", "c", "d"]
+    (tmp_path / "cc").touch()
+    os.utime(tmp_path, (1, 1))  # whatever the clock's steps are
+    (tmp_path / "d").unlink()
+    assert [name for name, _ in listed.after(str(tmp_path), "b")] == ["c", "cc"]
+
+
 PROBLEMS = [
     ("read", "none", "not_found"),
     ("read", "folder", "not_a_file"),
@@ -166,6 +202,15 @@ def test_a_link_is_followed_by_reads_and_writes_and_not_by_stat(
     assert (workspace / "link").is_symlink()
     outcome = ask(client, "read", "link", offset=0, max_bytes=10)
     assert (outcome["data"], outcome["end"]) == (b"new", True)
+
+
+def test_a_write_says_what_was_made_where_a_link_led(client: FrameClient, workspace: Path) -> None:
+    (workspace / "dangling").symlink_to("folder/target")
+    outcome = write(client, "dangling", b"12345", last=False)
+    assert (outcome["problem"], outcome["entries"]) == ("", [])
+    [made] = write(client, "dangling", b"678", offset=5)["entries"]
+    assert (made["name"], made["kind"], made["size"]) == ("target", "file", 8)
+    assert (workspace / "folder" / "target").read_bytes() == b"12345678"
 
 
 def test_a_file_without_a_size_is_read_to_its_end(client: FrameClient) -> None:

@@ -187,7 +187,7 @@ async def test_file_operations_reach_the_sandbox_one_by_one() -> None:
             operation = files.FileOperation(operation_id=name, path="a/b", read=read)
             await talk.send(file_operation=operation)
         refused = await talk.next("file_outcome")
-        assert (refused.operation_id, refused.problem) == ("f4", "failed")
+        assert (refused.operation_id, refused.problem) == ("f4", "busy")
         for name in ("f1", "f2", "f3"):
             header = (await container.hear()).header
             assert header == {
