@@ -27,7 +27,7 @@ from grpc_reflection.v1alpha import reflection
 from controller.checks import Checker
 from controller.config import ControllerConfig
 from controller.contracts import CheckerUnavailable, ContractChecker
-from controller.convert import output_id, row_out
+from controller.convert import output_id
 from controller.core.clock import now_us
 from controller.engine import commands as cmd
 from controller.engine import events as ev
@@ -36,6 +36,7 @@ from controller.hosts.pool import HostPool
 from controller.hosts.services import Services
 from controller.loop import Loop
 from controller.nursery import Nursery
+from controller.rows import Rows
 from controller.store.open import StoreConfig, Stores, open_stores
 from controller.store.ports import StoreError
 from controller.wire.artifact_servicer import ArtifactServicer
@@ -82,33 +83,45 @@ class Timers:
 
     def __init__(self, post: Callable[[ev.Event], object]) -> None:
         self._post = post
-        self._handles: dict[tuple[str, str], asyncio.TimerHandle] = {}
+        self._due: dict[tuple[str, str], tuple[int, ev.Event]] = {}  # at 0: not for now
+        self._handles: dict[tuple[str, str], tuple[int, asyncio.TimerHandle]] = {}
 
     def set(self, name: tuple[str, str], at_us: int, event: ev.Event) -> None:
-        """Sets a timer in place of the one with this name; at 0 there is none any more."""
-        self.drop(name)
+        """Sets a timer in place of the one with this name; at 0 nothing is due, until it is set
+        again. One that is put off stays as it is and looks again when it is over: an idle timer is
+        put off with every cell."""
+        self._due[name] = (at_us, event)
+        waits = self._handles.get(name)
+        if at_us and (waits is None or at_us < waits[0]):
+            self._wait(name, at_us)
+
+    def _wait(self, name: tuple[str, str], at_us: int) -> None:
+        if (waits := self._handles.pop(name, None)) is not None:
+            waits[1].cancel()
+        seconds = max(0.0, (at_us - now_us()) / 1_000_000) + 0.001
+        handle = asyncio.get_running_loop().call_later(seconds, self._passed, name)
+        self._handles[name] = (at_us, handle)
+
+    def _passed(self, name: tuple[str, str]) -> None:
+        del self._handles[name]
+        at_us, event = self._due[name]
         if not at_us:
             return
-        seconds = max(0.0, (at_us - now_us()) / 1_000_000)
-        self._handles[name] = asyncio.get_running_loop().call_later(
-            seconds + 0.001, self._passed, name, at_us, event
-        )
-
-    def _passed(self, name: tuple[str, str], at_us: int, event: ev.Event) -> None:
-        self._handles.pop(name, None)
-        if now_us() < at_us:  # the wall clock was set back meanwhile
-            self.set(name, at_us, event)
+        if now_us() < at_us:  # it was put off, or the wall clock was set back meanwhile
+            self._wait(name, at_us)
             return
+        del self._due[name]
         self._post(event)
 
     def drop(self, name: tuple[str, str]) -> None:
         """Forgets a timer."""
-        if (handle := self._handles.pop(name, None)) is not None:
-            handle.cancel()
+        self._due.pop(name, None)
+        if (waits := self._handles.pop(name, None)) is not None:
+            waits[1].cancel()
 
     def close(self) -> None:
         """Forgets all."""
-        for handle in self._handles.values():
+        for _, handle in self._handles.values():
             handle.cancel()
 
 
@@ -223,7 +236,7 @@ class Controller:
         self._loop = Loop(
             config=self._config,
             journal=self._stores.journal,
-            project=row_out,
+            project=Rows(),
             now_us=now_us,
             ended=self._ended,
             changed=self._changed.set,

@@ -380,12 +380,18 @@ def _ending_kind_out(kind: EndingKind | None) -> ending_pb2.EndingKind.ValueType
     return ending_pb2.EndingKind.Value(f"ENDING_KIND_{kind.upper()}")
 
 
+_LEVELS = {
+    number: name.removeprefix("LIMIT_LEVEL_").lower()
+    for name, number in ending_pb2.LimitLevel.items()
+}
+
+
 def enforcement_in(levels: Iterable[ending_pb2.LimitEnforcement]) -> tuple[Enforcement, ...]:
     """At which level each limit is held."""
     return tuple(
         Enforcement(
             limit=item.limit,
-            level=ending_pb2.LimitLevel.Name(item.level).removeprefix("LIMIT_LEVEL_").lower(),
+            level=_LEVELS[item.level],
             mechanism=item.mechanism,
         )
         for item in levels
@@ -415,8 +421,8 @@ _EVIDENCE_NUMBERS = (
 )
 
 
-def evidence_in(evidence: ending_pb2.Evidence) -> Evidence:
-    """What a host measured."""
+def evidence_in(evidence: ending_pb2.Evidence, *, levels: bool = True) -> Evidence:
+    """What a host measured, with or without the levels at which limits are held."""
     numbers = {
         name: int(getattr(evidence, name))
         for name in _EVIDENCE_NUMBERS
@@ -427,7 +433,7 @@ def evidence_in(evidence: ending_pb2.Evidence) -> Evidence:
         wall_seconds=seconds_of(evidence.wall_time) if evidence.HasField("wall_time") else None,
         limit=evidence.limit,
         detail=evidence.detail[:2000],
-        enforcement=enforcement_in(evidence.enforcement),
+        enforcement=enforcement_in(evidence.enforcement) if levels else (),
         **numbers,
     )
 
@@ -473,6 +479,11 @@ def state_out(state: State) -> invocation_pb2.InvocationState.ValueType:
 
 def invocation_out(node: Node) -> invocation_pb2.Invocation:
     """A node as the resource that readers see, without its value."""
+    return with_changes(attempt_out(node), node)
+
+
+def attempt_out(node: Node) -> invocation_pb2.Invocation:
+    """What of a node changes only with its `enforcement`, which comes with a sandbox."""
     granted = node.granted
     found = invocation_pb2.Invocation(
         invocation_id=node.invocation_id,
@@ -480,22 +491,10 @@ def invocation_out(node: Node) -> invocation_pb2.Invocation:
         lineage=node.lineage,
         depth=node.depth,
         mode=invocation_pb2.InvocationMode.Value(f"INVOCATION_MODE_{node.spec.mode.upper()}"),
-        state=state_out(shown_state(node)),
         label=node.spec.label,
         create_time=timestamp(node.create_time_us),
-        start_time=timestamp(node.start_time_us),
-        end_time=timestamp(node.end_time_us),
         deadline_time=timestamp(granted.deadline_us),
-        attempt=node.attempt,
-        sandbox_id=node.sandbox_id,
         enforcement=enforcement_out(node.enforcement),
-        child_count=node.child_count,
-        descendant_count=node.descendant_count,
-        stdout_bytes=node.stdout_bytes,
-        stderr_bytes=node.stderr_bytes,
-        driver=node.driver or granted.driver,
-        artifact_count=node.artifact_count,
-        cell_count=len(node.ended_cells),
         spawned_by=f"{node.spawned_by[1]}/{node.spawned_by[2]}" if node.spawned_by else "",
     )
     for name in ("max_depth", "max_children", "max_concurrent", "max_descendants"):
@@ -504,30 +503,30 @@ def invocation_out(node: Node) -> invocation_pb2.Invocation:
         setattr(found.resources, field.name, getattr(granted.resources, field.name))
     found.output.output_view_bytes = granted.output_view_bytes
     found.output.output_limit_bytes = granted.output_limit_bytes
-    if node.ended and node.ending is not None:
-        found.ending.CopyFrom(ending_out(node.ending))
     return found
 
 
-def row_out(node: Node) -> InvocationRow:
-    """A node as the read model keeps it."""
-    value = b""
-    if node.ended and node.value is not None:
-        value = value_out(node.value).SerializeToString()
-    return InvocationRow(
-        tenant_id=node.tenant_id,
-        invocation_id=node.invocation_id,
-        tree_id=node.tree_id,
-        parent_id=node.parent_id or "",
-        depth=node.depth,
-        state=shown_state(node),
-        label=node.spec.label,
-        create_time_us=node.create_time_us,
-        end_time_us=node.end_time_us,
-        ordinal=node.ordinal,
-        snapshot=invocation_out(node).SerializeToString(),
-        value=value,
+def with_changes(found: invocation_pb2.Invocation, node: Node) -> invocation_pb2.Invocation:
+    """Adds what of a node changes to what `attempt_out` made."""
+    found.MergeFrom(
+        invocation_pb2.Invocation(
+            state=state_out(shown_state(node)),
+            start_time=timestamp(node.start_time_us),
+            end_time=timestamp(node.end_time_us),
+            attempt=node.attempt,
+            sandbox_id=node.sandbox_id,
+            child_count=node.child_count,
+            descendant_count=node.descendant_count,
+            stdout_bytes=node.stdout_bytes,
+            stderr_bytes=node.stderr_bytes,
+            driver=node.driver or node.granted.driver,
+            artifact_count=node.artifact_count,
+            cell_count=len(node.ended_cells),
+        )
     )
+    if node.ended and node.ending is not None:
+        found.ending.CopyFrom(ending_out(node.ending))
+    return found
 
 
 def invocation_of_row(row: InvocationRow) -> invocation_pb2.Invocation:

@@ -63,6 +63,9 @@ RECENT = 100  # ended invocations whose rows are at hand: whoever waited for one
 _UNSHOWN = (rec.CellAccepted, rec.CellInterrupted, rec.CellDisplayed)
 
 
+Fact = tuple[InvocationId, int, rec.Record]
+
+
 class Executor(Protocol):
     """What carries out commands."""
 
@@ -79,14 +82,17 @@ class Projector(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _Pending:
+    """What one fact led to, from its decision until it is durable and acted on."""
+
     done: asyncio.Future[None]
-    batch: Batch | None = None
+    time_us: int = 0
+    records: list[rec.Record] = field(default_factory=list)
     append: asyncio.Future[None] | None = None
     commands: list[cmd.Command] = field(default_factory=list)
-    trees: tuple[InvocationId, ...] = ()
-    rows: tuple[InvocationRow, ...] = ()  # of invocations that have ended
-    ended: tuple[Node, ...] = ()
-    facts: tuple[tuple[InvocationId, int, rec.Record], ...] = ()  # of trees that are followed
+    trees: dict[InvocationId, None] = field(default_factory=dict)
+    rows: list[InvocationRow] = field(default_factory=list)  # of invocations that have ended
+    ended: list[Node] = field(default_factory=list)
+    facts: list[Fact] = field(default_factory=list)  # of trees that are followed
 
 
 def _shown_above(node: Node, record: rec.Record) -> tuple[InvocationId, ...]:
@@ -104,7 +110,7 @@ def _shown_above(node: Node, record: rec.Record) -> tuple[InvocationId, ...]:
 def _may_wait(event: Event, pending: _Pending) -> bool:
     """Whether nobody waits for these records: what a sandbox tells on its way is most often
     followed at once by more, and one commit then serves both."""
-    if pending.batch is None:
+    if not pending.records:
         return False
     if isinstance(event, CellEnded):  # of a program: its capture is under way
         return any(isinstance(item, cmd.CaptureArtifacts) for item in pending.commands) and all(
@@ -119,17 +125,6 @@ def _may_wait(event: Event, pending: _Pending) -> bool:
 
 def _is_over(append: asyncio.Future[None] | None) -> bool:
     return append is None or (append.done() and not append.cancelled())
-
-
-def _merged(batches: list[Batch]) -> Batch:
-    if len(batches) == 1:
-        return batches[0]
-    return Batch(
-        records=tuple(item for batch in batches for item in batch.records),
-        rows=tuple({row.invocation_id: row for batch in batches for row in batch.rows}.values()),
-        requests=tuple(item for batch in batches for item in batch.requests),
-        ended_trees=tuple(item for batch in batches for item in batch.ended_trees),
-    )
 
 
 @dataclass(slots=True, eq=False)
@@ -195,7 +190,7 @@ class Watchers:
         """Whether somebody follows the tree."""
         return tree_id in self._feeds
 
-    def tell(self, facts: Iterable[tuple[InvocationId, int, rec.Record]]) -> None:
+    def tell(self, facts: Iterable[Fact]) -> None:
         """Hands durable facts to the feeds of their trees."""
         for tree_id, sequence, record in facts:
             for feed in self._feeds.get(tree_id, ()):
@@ -294,7 +289,8 @@ class Loop:
         if isinstance(event, NEW_WORK) and self._short_of_room():
             raise Refused(Reason.STORE_FULL, "the disk under the store is nearly full")
         try:
-            records = decide(self.state, event, self._now_us(), self._config)
+            now_us = self._now_us()
+            records = decide(self.state, event, now_us, self._config)
         except Refused:
             raise
         except Exception as problem:  # the state may be ahead of what will ever be journalled
@@ -302,36 +298,21 @@ class Loop:
             self.failed.set_exception(problem)
             raise
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        pending = _Pending(done=done)
-        if records:
-            batch, trees = self._batch(records)
-            pending.trees = trees
-            pending.facts = tuple(
-                (InvocationId(stored.tree_id), stored.sequence, record)
-                for stored, record in zip(batch.records, records, strict=True)
-                if self.watchers.followed(InvocationId(stored.tree_id))
-            )
-            pending.rows = tuple(row for row in batch.rows if row.end_time_us)
-            pending.ended = tuple(
-                self.state.nodes[record.invocation_id]
-                for record in records
-                if isinstance(record, rec.Ended)
-            )
-            for record in records:
-                for command in commands(self.state, record):
-                    if isinstance(command, cmd.RunCell) and self._executor is not None:
-                        self._executor.issue(command)
-                    else:
-                        pending.commands.append(command)
-            pending.batch = batch
-            if any(isinstance(record, rec.TreeEnded) for record in records):
-                self.state.forget_ended()
+        pending = _Pending(done=done, time_us=now_us, records=records)
+        for record in records:
+            for command in commands(self.state, record):
+                if isinstance(command, cmd.RunCell) and self._executor is not None:
+                    self._executor.issue(command)
+                else:
+                    pending.commands.append(command)
         self._held.append(pending)
         if _may_wait(event, pending):
             if self._timer is None:
                 self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.flush)
         else:
             self.flush()
+            if any(isinstance(record, rec.TreeEnded) for record in records):
+                self.state.forget_ended()
         return done
 
     def flush(self) -> None:
@@ -341,11 +322,15 @@ class Loop:
             self._timer = None
         held, self._held = self._held, []
         self._pending.extend(held)
-        batches = [pending.batch for pending in held if pending.batch is not None]
-        if not batches:
+        if not any(pending.records for pending in held):
             asyncio.get_running_loop().call_soon(self._go_on)
             return
-        append = self._journal.begin(_merged(batches))
+        try:
+            batch = self._batch(held)
+        except Exception as problem:  # the state is ahead of what will ever be journalled
+            self._fail(held[0], problem)
+            return
+        append = self._journal.begin(batch)
         for pending in held:
             pending.append = append
         append.add_done_callback(self._go_on)
@@ -411,50 +396,64 @@ class Loop:
         if not self.failed.done():
             self.failed.set_exception(problem)
 
-    def _batch(self, records: list[rec.Record]) -> tuple[Batch, tuple[InvocationId, ...]]:
-        """The records as the journal stores them, with the rows that they change."""
+    def _batch(self, held: list[_Pending]) -> Batch:
+        """What was decided as the journal stores it, with the rows that it changes. Not made before
+        it is handed over: what the loop issues at once need not wait for it, and of an invocation
+        that changed more than once there is one row."""
         stored: list[StoredRecord] = []
         requests: list[RequestRow] = []
         ended: list[tuple[str, str]] = []
-        touched: dict[InvocationId, Node] = {}
-        trees: dict[InvocationId, None] = {}
-        now = self._now_us()
-        for record in records:
-            node = self.state.nodes[record.invocation_id]
-            tree = self.state.trees[node.tree_id]
-            tree.records += 1
-            trees[node.tree_id] = None
-            if not isinstance(record, _UNSHOWN):
-                touched[node.invocation_id] = node
-            for ancestor_id in _shown_above(node, record):
-                touched[ancestor_id] = self.state.nodes[ancestor_id]
-            stored.append(
-                StoredRecord(
-                    tenant_id=node.tenant_id,
-                    tree_id=node.tree_id,
-                    sequence=tree.records,
-                    kind=record.kind,
-                    invocation_id=node.invocation_id,
-                    time_us=now,
-                    engine_version=rec.ENGINE_VERSION,
-                    payload=self.codec.dump(record),
-                )
-            )
-            if isinstance(record, rec.TreeEnded):
-                ended.append((node.tenant_id, node.tree_id))
-            if isinstance(record, rec.Admitted) and record.request_id:
-                requests.append(
-                    RequestRow(
-                        tenant_id=record.tenant_id,
-                        request_id=record.request_id,
-                        content_digest=record.content_digest,
-                        answer_id=record.invocation_id,
-                    )
-                )
-        batch = Batch(
+        rows: dict[InvocationId, InvocationRow] = {}
+        for pending in held:
+            touched: dict[InvocationId, None] = {}
+            for record in pending.records:
+                node = self.state.nodes[record.invocation_id]
+                tree = self.state.trees[node.tree_id]
+                tree.records += 1
+                pending.trees[node.tree_id] = None
+                if not isinstance(record, _UNSHOWN):
+                    touched[node.invocation_id] = None
+                touched.update(dict.fromkeys(_shown_above(node, record)))
+                if self.watchers.followed(node.tree_id):
+                    pending.facts.append((node.tree_id, tree.records, record))
+                stored.append(self._stored(node, tree.records, pending.time_us, record))
+                match record:
+                    case rec.Ended():
+                        pending.ended.append(node)
+                    case rec.TreeEnded():
+                        ended.append((node.tenant_id, node.tree_id))
+                    case rec.Admitted() if record.request_id:
+                        requests.append(_request(record))
+            for invocation_id in touched:
+                row = rows.get(invocation_id)
+                if row is None:
+                    row = rows[invocation_id] = self._project(self.state.nodes[invocation_id])
+                if row.end_time_us:
+                    pending.rows.append(row)
+        return Batch(
             records=tuple(stored),
-            rows=tuple(self._project(node) for node in touched.values()),
+            rows=tuple(rows.values()),
             requests=tuple(requests),
             ended_trees=tuple(ended),
         )
-        return batch, tuple(trees)
+
+    def _stored(self, node: Node, sequence: int, time_us: int, record: rec.Record) -> StoredRecord:
+        return StoredRecord(
+            tenant_id=node.tenant_id,
+            tree_id=node.tree_id,
+            sequence=sequence,
+            kind=record.kind,
+            invocation_id=node.invocation_id,
+            time_us=time_us,
+            engine_version=rec.ENGINE_VERSION,
+            payload=self.codec.dump(record),
+        )
+
+
+def _request(record: rec.Admitted) -> RequestRow:
+    return RequestRow(
+        tenant_id=record.tenant_id,
+        request_id=record.request_id,
+        content_digest=record.content_digest,
+        answer_id=record.invocation_id,
+    )

@@ -89,7 +89,7 @@ def cell_ended(draft: Draft, node: Node, event: ev.CellEnded) -> None:
             failure=event.failure,
             stdout_bytes=event.stdout_bytes,
             stderr_bytes=event.stderr_bytes,
-            evidence=replace(event.evidence, enforcement=()),  # the same for every cell of the box
+            evidence=_own(event.evidence),
             check=check,
             text=event.text,
             killed_processes=event.killed_processes,
@@ -155,6 +155,11 @@ def _never_ran(draft: Draft, node: Node, cell_id: CellId) -> None:
             time_us=draft.now_us,
         )
     )
+
+
+def _own(evidence: Evidence) -> Evidence:
+    """What was measured, without the levels of its limits: they are the same for every cell."""
+    return replace(evidence, enforcement=()) if evidence.enforcement else evidence
 
 
 def _live_box(draft: Draft, invocation_id: InvocationId) -> Node:

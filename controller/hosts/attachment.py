@@ -531,7 +531,8 @@ class Attachment:
                         reason=refused.reason.value,
                     )
         checked = None
-        if value is not None and not self._command.has_contract:
+        ends = not self._is_box or outcome is CellOutcome.RETURNED  # its invocation
+        if value is not None and ends and not self._command.has_contract:
             checked = self._services.checker.check_small(self._invocation_id, value)
         return self._services.loop.post(
             ev.CellEnded(
@@ -544,7 +545,7 @@ class Attachment:
                 failure=failure,
                 stdout_bytes=cell.stdout_bytes,
                 stderr_bytes=cell.stderr_bytes,
-                evidence=convert.evidence_in(cell.evidence),
+                evidence=convert.evidence_in(cell.evidence, levels=ends or cell.output_cut),
                 output_cut=cell.output_cut,
                 failure_errno=cell.failure_errno if cell.HasField("failure_errno") else None,
                 text=cell.text[:TEXT_CHARACTERS],

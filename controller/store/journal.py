@@ -29,7 +29,8 @@ _REQUEST_FIELDS = tuple(field.name for field in dataclasses.fields(RequestRow))
 
 _invocations = schema.invocations
 _insert_row = sqlite.insert(_invocations)
-_ZERO = sqlalchemy.literal_column("0")  # in the text, not a parameter
+# In the statement's text, not a parameter of it.
+_ZERO: sqlalchemy.ColumnElement[int] = sqlalchemy.literal_column("0")
 _UPSERT_ROW = _insert_row.on_conflict_do_update(
     index_elements=["tenant_id", "invocation_id"],
     set_={
@@ -71,7 +72,7 @@ _GET_REQUEST = _get(schema.requests, _REQUEST_FIELDS, "tenant_id", "request_id")
 def _text(statement: sqlalchemy.Insert) -> str:
     """A statement as the driver takes it. What every commit needs is given to the driver itself: to
     go through SQLAlchemy each time costs several times what SQLite does."""
-    dialect = sqlite.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
+    dialect = sqlite.dialect(paramstyle="named")
     return str(statement.compile(dialect=dialect))
 
 

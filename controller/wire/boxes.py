@@ -76,6 +76,9 @@ class BoxStream:
             for item in attach.positions
         }
         self._returned: rec.CellRecorded | None = None  # its value is being checked
+        self._said_seconds = 0.0  # when something was last said
+        self._beat: asyncio.TimerHandle | None = None
+        self._is_silent = False
         self._over = False
 
     async def run(self, requests: Requests) -> AsyncIterator[Response]:
@@ -99,18 +102,38 @@ class BoxStream:
                 if self._loop.draining:
                     raise Refused(Reason.CONTROLLER_DRAINING, "the controller is shutting down")
                 if self._nothing_new():
-                    try:
-                        async with asyncio.timeout(self._config.heartbeat_seconds):
-                            await self._feed.changed.wait()
-                    except TimeoutError:
+                    await self._until_changed()
+                    if self._is_silent:
+                        self._is_silent = False
                         yield Response(heartbeat=isv.Heartbeat())
                 self._feed.changed.clear()
         finally:
+            if self._beat is not None:
+                self._beat.cancel()
             watchers.unfollow(self._tree_id, self._feed)
             reader.cancel()
             await asyncio.wait({reader})
             if self._was_cut():
                 self._disconnected()
+
+    async def _until_changed(self) -> None:
+        """Waits for news, or for the time of a heartbeat: the one timer of the stream looks, when
+        it is over, whether it was put off meanwhile."""
+        loop = asyncio.get_running_loop()
+        self._said_seconds = loop.time()
+        if self._beat is None:
+            self._beat = loop.call_later(self._config.heartbeat_seconds, self._beat_is_due)
+        await self._feed.changed.wait()
+
+    def _beat_is_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        at = self._said_seconds + self._config.heartbeat_seconds
+        if loop.time() < at:
+            self._beat = loop.call_at(at, self._beat_is_due)
+            return
+        self._beat = None
+        self._is_silent = True
+        self._feed.changed.set()
 
     def _was_cut(self) -> bool:
         """Whether the stream ended without a half-close.

@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 import pytest
 
 from controller.config import ControllerConfig
-from controller.convert import row_out
 from controller.core.errors import Reason, Refused
 from controller.core.ids import (
     LOCAL_TENANT,
@@ -21,6 +20,7 @@ from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.state import Node
 from controller.loop import Loop
+from controller.rows import Rows
 from controller.store.ports import Batch, StoredRecord, StoreFull, StoreUnavailable
 from tests.support.engine_world import START_US, program
 
@@ -75,7 +75,7 @@ def made(journal: GatedJournal) -> Loop:
     return Loop(
         config=ControllerConfig(),
         journal=journal,  # type: ignore[arg-type]
-        project=row_out,
+        project=Rows(),
         now_us=lambda: START_US,
         ended=ended,
         changed=lambda: None,

@@ -8,12 +8,12 @@ from typing import Any, cast
 import pytest
 
 from controller.config import ControllerConfig
-from controller.convert import row_out
 from controller.core.errors import Refused
 from controller.core.ids import LOCAL_TENANT, HostId, InvocationId, SessionId
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.loop import Loop
+from controller.rows import Rows
 from controller.store.ports import Batch, StoreError, StoreFull, StoreUnavailable
 from tests.support.engine_world import program
 
@@ -48,7 +48,7 @@ class _World:
         self.loop = Loop(
             config=ControllerConfig(),
             journal=cast("Any", self.journal),
-            project=row_out,
+            project=Rows(),
             now_us=lambda: 1_000_000,
             ended=lambda node: None,
             changed=lambda: None,
