@@ -19,6 +19,9 @@ from controller.core.model import (
 from controller.engine import events as ev
 
 
+KILLED = 9  # the signal by which the kernel ends what it ends for memory
+
+
 def of_cell(event: ev.CellEnded, granted: Granted) -> Ending:
     """The ending of mode program for an outcome that is no value."""
     evidence = event.evidence
@@ -70,7 +73,7 @@ def _used_up(event: ev.CellEnded) -> tuple[EndingKind, str] | None:
 
 def _of_death(event: ev.CellEnded) -> Ending:
     evidence = event.evidence
-    if evidence.oom_kill_count:
+    if evidence.oom_kill_count and evidence.signal == KILLED:
         return Ending(
             kind=EndingKind.MEMORY_EXCEEDED,
             message=f"the kernel killed the code at its memory limit of {evidence.limit_value}"
@@ -101,7 +104,7 @@ def of_gone(event: ev.SandboxGone) -> Ending:
         GoneCause.DESTROYED: EndingKind.SANDBOX_LOST,
         GoneCause.DIED: EndingKind.CRASHED,
     }[event.cause]
-    if kind is EndingKind.CRASHED and evidence.oom_kill_count:
+    if kind is EndingKind.CRASHED and evidence.oom_kill_count and evidence.signal == KILLED:
         kind = EndingKind.MEMORY_EXCEEDED
     return Ending(kind=kind, message=event.message[:2000], evidence=evidence)
 

@@ -5,6 +5,7 @@ Called by the servicer and by each hosted sandbox.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
@@ -52,6 +53,19 @@ def statement(stated: Statement) -> host_pb2.DriverStatement:
         gaps=stated.gaps,
         usable=stated.usable,
         problem=stated.problem,
+    )
+
+
+def since(measurement: Measurement, before: Measurement) -> Measurement:
+    """What happened from one measurement to a later one: the kernel counts over a sandbox's life."""
+
+    def more(now: int | None, then: int | None) -> int | None:
+        return None if now is None else max(0, now - (then or 0))
+
+    return dataclasses.replace(
+        measurement,
+        oom_kill_count=more(measurement.oom_kill_count, before.oom_kill_count),
+        pids_limit_hits=more(measurement.pids_limit_hits, before.pids_limit_hits),
     )
 
 

@@ -34,6 +34,7 @@ MAX_GONE_MESSAGE = 2_000
 DEFAULT_OUTPUT_LIMIT_BYTES = 1024 * 1024 * 1024
 _FULL = "full"
 _MEASURING = "measuring"
+_COUNTED_SECONDS = 0.1  # for so long the kernel's counters are taken for what they were
 _UNREMARKABLE = (cell_pb2.CELL_OUTCOME_COMPLETED, cell_pb2.CELL_OUTCOME_RETURNED)
 _STREAM_NAMES: dict[int, str] = {value: name for name, value in calls.STREAMS.items()}
 
@@ -92,6 +93,8 @@ class HostedSandbox:
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._channel_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._measuring: asyncio.Task[None] | None = None
+        self._before = Measurement()  # what the kernel had counted when the cell began
+        self._counted_at = self._born
         self._draining = False
         self._capture_after: dict[str, pb.FileCapture] = {}
         self._attachment: Attachment | None = None
@@ -152,6 +155,7 @@ class HostedSandbox:
         interactive = run.mode == invocation_pb2.INVOCATION_MODE_INTERACTIVE
         cells.expect(run.cell_id, interactive=interactive)
         self._channel.post(message)
+        self._count_before(run.cell_id)
 
     def reply(self, reply: pb.CallReply, contents: StreamContents) -> None:
         """Answers a call, once; an answer to a call that is not open does nothing.
@@ -355,11 +359,33 @@ class HostedSandbox:
             except Exception as error:
                 self._logger.warning("measuring_failed", problem=str(error)[:500])
                 measurement = Measurement()
-            self._add_evidence(completed, measurement)
+            self._add_evidence(completed, evidence.since(measurement, self._before))
+            self._before, self._counted_at = measurement, self._workshop.clock.now()
             self._append(received)
             self._channel.resume(_MEASURING)
 
         self._measuring = self._workshop.nursery.start(measure(), "measure")
+
+    def _count_before(self, cell_id: str) -> None:
+        """Notes what was counted before a cell, which is none of its doing.
+
+        The cell does not wait for it, and cells in quick succession share one look: what takes more
+        memory than there is takes longer.
+        """
+        container = self._container
+        if container is None or self._workshop.clock.now() - self._counted_at < _COUNTED_SECONDS:
+            return
+
+        async def count() -> None:
+            try:
+                measurement = await container.measure()
+            except Exception as error:
+                self._logger.warning("measuring_failed", problem=str(error)[:500])
+                return
+            if self._inbound.cells.running == cell_id:
+                self._before, self._counted_at = measurement, self._workshop.clock.now()
+
+        self._workshop.nursery.start(count(), "count")
 
     def _add_evidence(self, completed: pb.CellCompleted, measurement: Measurement) -> None:
         # How the REPL ended is known from the supervisor only; the rest is measured.

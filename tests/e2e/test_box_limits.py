@@ -50,9 +50,50 @@ def test_case_43_a_child_process_killed_for_memory_is_counted_and_the_box_lives(
         assert result.text == "-9"
         assert not result.state_lost
         assert box.run("kept").text == "1"
-        killed = box.run("raise ValueError")
-        assert killed.evidence is not None
-        assert killed.evidence.oom_kill_count
+        failed = box.run("subprocess.run([sys.executable, '-c', code], check=True)")
+        assert failed.outcome == "errored"
+        assert failed.evidence is not None
+        assert failed.evidence.oom_kill_count == 1
+
+
+CHILD_KILLED_FOR_MEMORY = """
+import ctypes, os, subprocess, sys
+code = "block = b'x' * (400 * 1024 * 1024)"
+assert subprocess.run([sys.executable, '-c', code]).returncode == -9
+"""
+
+
+@needs_groups
+@pytest.mark.parametrize("quickly", [True, False])
+def test_a_crash_after_a_child_was_killed_for_memory_is_a_crash(
+    client: hutch.Client, quickly: bool
+) -> None:
+    """In a later cell, at once and after a while; what an earlier cell did is not its evidence."""
+    with client.sandbox(memory_limit_bytes=128 * MIB) as box:
+        box.run(CHILD_KILLED_FOR_MEMORY).raise_for_failure()
+        if not quickly:
+            box.run("import time; time.sleep(0.3)")
+        died = box.run("ctypes.string_at(0)")
+        assert died.outcome == "repl_died"
+        assert died.evidence is not None
+        assert died.evidence.signal == 11
+        if not quickly:
+            assert (died.evidence.oom_kill_count, died.evidence.limit) == (0, "")
+        again = box.run("raise ValueError")
+        assert again.evidence is not None
+        assert (again.evidence.oom_kill_count, again.evidence.limit) == (0, "")
+
+
+@needs_groups
+@pytest.mark.parametrize(
+    ("last", "ending"), [("ctypes.string_at(0)", "crashed"), ("os._exit(3)", "exited")]
+)
+def test_a_program_that_dies_after_its_child_was_killed_for_memory_ends_as_it_does(
+    client: hutch.Client, last: str, ending: str
+) -> None:
+    with pytest.raises(hutch.InvocationCrashed) as caught:
+        client.invoke(program=CHILD_KILLED_FOR_MEMORY + last, memory_limit_bytes=128 * MIB)
+    assert caught.value.ending == ending
 
 
 @needs_groups

@@ -68,6 +68,9 @@ def test_a_program_returns_after_its_check_its_capture_and_its_end() -> None:
             False,
             EndingKind.MEMORY_EXCEEDED,
         ),
+        # A process beside the REPL was killed for memory; it did not die of that.
+        (CellOutcome.REPL_DIED, Evidence(signal=11, oom_kill_count=1), False, EndingKind.CRASHED),
+        (CellOutcome.REPL_DIED, Evidence(exit_code=3, oom_kill_count=1), False, EndingKind.EXITED),
         (CellOutcome.RETURNED, Evidence(), True, EndingKind.OUTPUT_EXCEEDED),
     ],
 )

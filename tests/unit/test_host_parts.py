@@ -280,6 +280,16 @@ def test_evidence_names_the_limit_that_a_counter_says_was_broken(
     assert found.wall_time.ToMilliseconds() == 2_500
 
 
+def test_evidence_since_an_earlier_measurement_counts_what_came_between() -> None:
+    before = Measurement(oom_kill_count=2, pids_limit_hits=None)
+    later = Measurement(oom_kill_count=3, pids_limit_hits=4, memory_peak_bytes=9, signal=9)
+    found = evidence.since(later, before)
+    assert (found.oom_kill_count, found.pids_limit_hits) == (1, 4)
+    assert (found.memory_peak_bytes, found.signal) == (9, 9)
+    assert evidence.since(Measurement(), before).oom_kill_count is None
+    assert evidence.since(later, later).oom_kill_count == 0
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
