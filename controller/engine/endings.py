@@ -18,7 +18,6 @@ from controller.core.model import (
 )
 from controller.engine import events as ev
 
-
 KILLED = 9  # the signal by which the kernel ends what it ends for memory
 
 

@@ -57,7 +57,7 @@ def statement(stated: Statement) -> host_pb2.DriverStatement:
 
 
 def since(measurement: Measurement, before: Measurement) -> Measurement:
-    """What happened from one measurement to a later one: the kernel counts over a sandbox's life."""
+    """What happened between two measurements: the kernel counts over a sandbox's whole life."""
 
     def more(now: int | None, then: int | None) -> int | None:
         return None if now is None else max(0, now - (then or 0))
