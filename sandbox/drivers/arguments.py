@@ -24,6 +24,9 @@ WRITABLE = ("/dev/shm", "/tmp", "/workspace")  # noqa: S108 - inside the sandbox
 COVERED = ("/proc/cmdline", "/proc/keys")
 CPUS = "/sys/devices/system/cpu/online"
 ZYGOTE = "--zygote"  # what `sandbox.runtime.start` knows
+# Of a zygote with one uid outside: were it 0, that uid would own what the kernel keeps to the root
+# of the namespace in which a program began, such as the list of a hidden process's descriptors.
+ZYGOTE_UID = 1
 _LONGEST_NAME = 65  # and a slash
 _MEMORY_KEPT_BYTES = 64 * 1024 * 1024
 _SMALLEST_TMPFS_BYTES = 1024 * 1024
@@ -150,18 +153,18 @@ def zygote(machine: Machine, *, user_namespace: int | None, modules: Sequence[st
         modules: What it imports beside its own.
     """
     layout = machine.layout
-    own = _with_rights("SETUID", "SETGID", "SETFCAP")
+    own = _with_rights("SETUID", "SETGID")
     if user_namespace is None:
-        own.append("--unshare-user")
+        uid, own = ZYGOTE_UID, [*own, "--unshare-user"]
     else:
-        own += ["--userns", str(user_namespace)]
-    argv = [str(machine.bwrap), *_separation(0), *own, *_root(machine)]
+        uid, own = SUPERVISOR_UID, [*own, "--userns", str(user_namespace)]
+    argv = [str(machine.bwrap), *_separation(uid), *own, *_root(machine)]
     for path in WRITABLE:
         argv += ["--perms", "0755", "--dir", path]
     argv += _shown(layout.cpus(1), CPUS)
     files = f"{machine.mark.rstrip('/')}-files"
     argv += _shown(layout.root, files)
-    argv += [*_sealed(), "--", str(machine.interpreter.executable)]
+    argv += [*_sealed(), "--chdir", FOLDER, "--", str(machine.interpreter.executable)]
     argv += packing.start_arguments(f"{files}/{layout.archive.name}")
     return [*argv, ZYGOTE, zygote_name(machine.mark), files, *modules]
 

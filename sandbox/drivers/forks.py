@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from sandbox.drivers.arguments import ZYGOTE_UID
+from sandbox.drivers.users import REPL_UID
 from sandbox.drivers.zygotes import ForkedProcess, Zygote
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from sandbox.drivers.users import Slot, Users
 
 READY = 2
-ONE_UID = "1000 0 1\n"  # the REPL's, which is the zygote's own outside
+ONE_UID = f"{REPL_UID} {ZYGOTE_UID} 1\n"  # outside both are this process's own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

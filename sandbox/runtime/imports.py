@@ -38,8 +38,10 @@ class Completer:
     """Stands first among the finders and completes some modules once they are imported."""
 
     def __init__(self, completions: dict[str, Callable[[Any], None]]) -> None:
-        """Takes what is done to which module; each is done once."""
+        """Takes what is done to which module; each is done once, now to those that are there."""
         self._completions = completions
+        for name in sys.modules.keys() & completions.keys():
+            completions.pop(name)(sys.modules[name])
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Looks for these modules only."""

@@ -23,7 +23,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-ALL = 0x7E020000  # CLONE_NEW: ns, cgroup, uts, ipc, user, pid, net
+CLONED = 0x7C020000  # CLONE_NEW: ns, uts, ipc, user, pid, net
+_NEW_CGROUP = 0x02000000  # its root is where the process is, so it comes after joining
 _NUMBERS = {"x86_64": 56, "aarch64": 220}  # of clone(2)
 _NOSUID, _NODEV, _NOEXEC, _BIND = 2, 4, 8, 4096
 _KEPT = (5, 6, 7)  # CAP_KILL, CAP_SETGID, CAP_SETUID
@@ -108,6 +109,8 @@ def enter(place: Place, mapped: int, descriptors: list[int], *, is_root: bool) -
         channel, log, *groups = descriptors
         for group in groups:
             os.write(group, b"0")
+        if _libc.unshare(_NEW_CGROUP) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
         os.dup2(channel, 0)
         os.dup2(channel, 1)
         os.dup2(log, 2)

@@ -95,7 +95,7 @@ def _fork(host: socket.socket, place: namespaces.Place, order: Any, descriptors:
     mapped, map_it = os.pipe2(os.O_CLOEXEC)
     try:
         try:
-            pid = namespaces.clone(namespaces.ALL)
+            pid = namespaces.clone(namespaces.CLONED)
             if pid == 0:
                 namespaces.enter(place, mapped, descriptors, is_root=order["is_root"])
             for name in ("uid_map", "gid_map"):

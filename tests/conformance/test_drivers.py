@@ -196,11 +196,11 @@ FORKING = ("bubblewrap", WITHOUT_CGROUPS)
 
 
 def _machine(folder: Path) -> dict[str, object]:
-    mounts = Path("/proc/self/mounts").read_text().count("\n")
+    mounts = Path("/proc/self/mounts").read_text()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "children": sum(procfs.alive(pid) for pid in procfs.children(os.getpid())),
-        "mounts": mounts,
+        "mounts": [line for line in mounts.splitlines() if str(folder) in line],
         "folders": sorted(path.name for path in folder.rglob("*")),
         "threads": len(os.listdir("/proc/self/task")) < 64,
     }

@@ -266,3 +266,17 @@ async def test_the_hosts_files_and_processes_are_out_of_sight(
         "bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "run", "sbin", "sys",
         "tmp", "usr", "workspace", *Path(sys.base_prefix).parts[1:2],
     }  # fmt: skip
+
+
+async def test_nothing_tells_where_the_host_keeps_a_sandbox(subject: Subject) -> None:
+    """Not its own control group either, whose name would be its owner's."""
+    subject.needs_container()
+    _, speaker = await subject.start()
+    ran = await speaker.run(
+        textwrap.dedent("""
+        import json, os
+        groups = {line.rstrip().split(":", 2)[2] for line in open("/proc/self/cgroup")}
+        print(json.dumps([sorted(groups), os.getcwd(), os.environ["PWD"]]))
+        """)
+    )
+    assert ran.last == [["/"], "/workspace", "/workspace"]
