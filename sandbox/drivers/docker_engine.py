@@ -6,7 +6,6 @@ the engine is root on this machine, so its socket is opened here and nowhere els
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -121,11 +120,8 @@ class Engine:
         wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         with _problems():
             given: Any = self._api.attach_socket(container, params=wanted)
-        # Nothing can have been read ahead: the container has written nothing yet.
-        try:
-            return AttachedSocket(os.dup(given.fileno()))
-        finally:
-            given.close()
+        # Nothing was read ahead: the container has written nothing yet.
+        return AttachedSocket(given._sock.detach())
 
     def start(self, container: str) -> None:
         """Starts it."""

@@ -13,6 +13,8 @@ import pytest
 
 from sandbox.drivers import NAMES, cgroups, procfs
 from sandbox.drivers.bubblewrap import BubblewrapDriver
+from sandbox.drivers.docker import DockerDriver
+from sandbox.drivers.docker_settings import RUNTIMES
 from sandbox.drivers.driver import (
     Container,
     Driver,
@@ -22,6 +24,7 @@ from sandbox.drivers.driver import (
     Statement,
 )
 from sandbox.drivers.fake import FakeDriver
+from tests.support import docker
 from tests.support.sandboxes import LIMITS, Speaker, request
 
 ROOT = os.geteuid() == 0
@@ -60,6 +63,8 @@ def make_driver(kind: str, owner: str, folder: Path) -> Driver:
     """Makes a driver of a kind, with all it writes below a folder but its cgroups and locks."""
     if kind == "fake":
         return FakeDriver(owner, folder / "state")
+    if kind in RUNTIMES:
+        return DockerDriver(kind, owner, folder / "state", docker.settings(kind))
     return BubblewrapDriver(
         owner,
         folder / "state",
