@@ -18,7 +18,7 @@ from grpc_status import rpc_status
 from controller.convert import evidence_in
 from controller.core.errors import Reason, Refused
 from controller.core.ids import SandboxId
-from controller.core.model import Evidence, GoneCause
+from controller.core.model import Evidence, GoneCause, State
 from controller.engine import commands as cmd
 from controller.engine import events as ev
 from controller.engine.state import Node
@@ -191,7 +191,9 @@ class HostPool:
         if code in _REFUSED or _reason(problem) == Reason.NOT_ENFORCEABLE:
             # It may be there all the same: its slot is free once it is proved gone.
             await self._destroy_until_done(command.sandbox_id)
-            await attachment.lost(GoneCause.START_FAILED, details, evidence)
+            ran = node.state is not State.STARTING
+            cause = GoneCause.LOST if ran else GoneCause.START_FAILED
+            await attachment.lost(cause, details, evidence)
             return True
         return False  # fenced, unavailable or cut: the link says when to try again
 

@@ -158,6 +158,17 @@ def test_a_sandbox_that_does_not_get_ready_is_a_failed_start() -> None:
             assert "ready" in ending.message
 
 
+def test_a_box_that_its_host_refuses_to_serve_on_is_lost_and_no_failed_start() -> None:
+    with stack(config="[host]\ncells = 2\n") as found, hutch.connect(found.target) as client:
+        with client.sandbox() as box:
+            assert [box.run(str(number)).text for number in range(2)] == ["0", "1"]
+            with pytest.raises(hutch.InvocationLost) as caught:
+                box.run("2")
+            assert caught.value.ending == "sandbox_lost"
+            assert "has had 2 cells" in str(caught.value)
+            assert ending_of(client.wait_invocation(box.id)).kind == "sandbox_lost"
+
+
 def test_trees_beyond_a_shrunken_capacity_end_the_youngest_first(own_stack: Stack) -> None:
     with hutch.connect(own_stack.target) as client:
         program = "import time\ntime.sleep(1)\nreturn 'done'"
