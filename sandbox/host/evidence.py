@@ -73,10 +73,11 @@ def measured(
     measurement: Measurement,
     *,
     limits: Limits,
-    held: Iterable[Enforcement],
+    held: Iterable[ending_pb2.LimitEnforcement],
     wall_seconds: float,
 ) -> ending_pb2.Evidence:
-    """What was measured of a sandbox, with the limit that its counters say was broken."""
+    """What was measured of a sandbox, with the limit that its counters say was broken; `held` is
+    what `enforcement` made."""
     result = ending_pb2.Evidence(
         exit_code=measurement.exit_code,
         signal=measurement.signal,
@@ -85,7 +86,7 @@ def measured(
         pids_limit_hits=measurement.pids_limit_hits,
         disk_full_hits=measurement.disk_full_hits,
         wall_time=duration(wall_seconds),
-        enforcement=enforcement(held),
+        enforcement=held,
         detail=measurement.detail[:MAX_DETAIL],
     )
     if measurement.cpu_seconds is not None:

@@ -89,6 +89,7 @@ class HostedSandbox:
         self._warm = warm
         self._channel = warm.channel if warm else FrameChannel(self, config.channel_queue_bytes)
         self._container: Container | None = None
+        self._held_levels: list[ending_pb2.LimitEnforcement] | None = None
         self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._channel_end: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -333,7 +334,7 @@ class HostedSandbox:
         if self._container is None:
             raise AssertionError("a frame without a container")
         order = self.order
-        ready.enforcement.extend(evidence.enforcement(self._container.enforcement))
+        ready.enforcement.extend(self._levels())
         ready.driver = order.driver.name
         ready.isolation = evidence.ISOLATIONS[order.statement.isolation]
         self.state = host_pb2.SANDBOX_STATE_READY
@@ -397,10 +398,18 @@ class HostedSandbox:
         completed.evidence.CopyFrom(measured)
 
     def _evidence(self, measurement: Measurement) -> ending_pb2.Evidence:
-        held = self._container.enforcement if self._container is not None else ()
         return evidence.measured(
-            measurement, limits=self.order.limits, held=held, wall_seconds=self._age()
+            measurement,
+            limits=self.order.limits,
+            held=self._levels(),
+            wall_seconds=self._age(),
         )
+
+    def _levels(self) -> Sequence[ending_pb2.LimitEnforcement]:
+        """At which level each limit is held; made once, since every cell's evidence has it."""
+        if self._held_levels is None and self._container is not None:
+            self._held_levels = evidence.enforcement(self._container.enforcement)
+        return self._held_levels or ()
 
     def _age(self) -> float:
         return max(0.0, self._workshop.clock.now() - self._born)

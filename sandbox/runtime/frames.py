@@ -11,6 +11,7 @@ from . import fastjson
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 FRAME_VERSION = 1
@@ -215,28 +216,35 @@ def check_header(header: object) -> None:
     kind = header.get("type")
     if not isinstance(kind, str) or not kind:
         raise FrameError("a header without a type")
-    _check(header, 1)
+    _check_object(header, 1)
 
 
-def _check(value: object, depth: int) -> None:
-    if depth > MAX_NESTING + 1:
+def _check_object(value: dict[Any, Any], depth: int) -> None:
+    for key in value:
+        if not isinstance(key, str):
+            raise FrameError("a header key that is not text")
+        _check_text(key)
+    _check_items(value.values(), depth)
+
+
+def _check_items(items: Collection[Any], depth: int) -> None:
+    """Checks what a container at some depth holds. Every frame passes here, so that what is simple
+    is told apart without a call of its own."""
+    if depth > MAX_NESTING and items:
         raise FrameError(f"a header nested deeper than {MAX_NESTING}")
-    if isinstance(value, str):
-        _check_text(value)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise FrameError("a header key that is not text")
-            _check_text(key)
-            _check(item, depth + 1)
-    elif isinstance(value, list):
-        for item in value:
-            _check(item, depth + 1)
-    elif isinstance(value, int):
-        if not 0 <= value <= MAX_INTEGER:
-            raise FrameError("a header number outside 0 to 2^63 - 1")
-    elif value is not None:
-        raise FrameError(f"a header value of type {type(value).__name__}")
+    for item in items:
+        if isinstance(item, str):
+            if not item.isascii():
+                _check_text(item)
+        elif isinstance(item, dict):
+            _check_object(item, depth + 1)
+        elif isinstance(item, list):
+            _check_items(item, depth + 1)
+        elif isinstance(item, int):
+            if not 0 <= item <= MAX_INTEGER:
+                raise FrameError("a header number outside 0 to 2^63 - 1")
+        elif item is not None:
+            raise FrameError(f"a header value of type {type(item).__name__}")
 
 
 def _check_text(text: str) -> None:
