@@ -18,10 +18,13 @@ from sandbox.drivers.seccomp import profile
 REPL_UID = 10_001
 PYTHON = "python3"  # found by the PATH in ENVIRONMENT
 _PERIOD_MICROSECONDS = 100_000
-_TMPFS_OPTIONS = "rw,exec,nosuid,nodev,mode=1777"
+# Some runtimes give a new folder the mode 0755 whatever is asked for: so it is the code's own.
+_TMPFS_OPTIONS = f"rw,exec,nosuid,nodev,mode=1777,uid={REPL_UID},gid={REPL_UID}"
+_HOME = ENVIRONMENT["HOME"]
 _CPUS = "/sys/devices/system/cpu/online"
-# What the kernel tells there is about the machine, not about the sandbox.
+# What the kernel tells there is about the machine; /dev/mqueue holds files without a limit.
 _MASKED = """
+    /dev/mqueue
     /proc/acpi /proc/asound /proc/bus /proc/cmdline /proc/config.gz /proc/fs /proc/interrupts
     /proc/kallsyms /proc/kcore /proc/keys /proc/latency_stats /proc/modules /proc/pressure
     /proc/sched_debug /proc/scsi /proc/sysvipc /proc/timer_list /proc/timer_stats
@@ -67,8 +70,8 @@ def build(
         "User": "0:0",
         "Entrypoint": list(command[:1]),
         "Cmd": list(command[1:]),
-        "Env": [f"{name}={value}" for name, value in ENVIRONMENT.items()],
-        "WorkingDir": "/workspace",
+        "Env": [f"{name}={value}" for name, value in {**ENVIRONMENT, "PWD": _HOME}.items()],
+        "WorkingDir": _HOME,
         "Labels": dict(labels),
         "OpenStdin": True,
         "StdinOnce": True,  # its standard input ends when this host does
@@ -95,7 +98,7 @@ def _walls(runtime: str) -> dict[str, Any]:
     return {
         "Runtime": runtime,
         "NetworkMode": "none",
-        "IpcMode": "none",  # its own, and no message queues' file system
+        "IpcMode": "none",  # its own, and of the engine no /dev/shm
         "CgroupnsMode": "private",
         "Privileged": False,
         "ReadonlyRootfs": True,

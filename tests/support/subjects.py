@@ -49,6 +49,11 @@ class Subject:
         await speaker.ready()
         return container, speaker
 
+    @property
+    def has_own_root(self) -> bool:
+        """Whether its root file system is an image's, and nothing of this machine's."""
+        return self.kind in RUNTIMES
+
     def needs_container(self) -> None:
         """Skips what a driver without isolation cannot show."""
         if self.statement.isolation is Isolation.PROCESS:
