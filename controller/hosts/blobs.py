@@ -18,7 +18,6 @@ from controller.hosts.services import Services
 from controller.store.ports import (
     AlreadyPublished,
     ArtifactNotFound,
-    ArtifactTooLarge,
     StagedFile,
     StoreFull,
 )
@@ -58,27 +57,25 @@ class InboundBlobs:
         """Takes one chunk.
 
         Raises:
-            BlobRefused: too many blobs, or a chunk out of order.
+            BlobRefused: too many blobs, a chunk out of order, or too many bytes.
         """
-        blob = self._blobs.get(chunk.blob_id)
-        if blob is None:
-            if len(self._blobs) >= OPEN_BLOBS:
-                raise BlobRefused("too many blobs at once")
-            blob = self._blobs[chunk.blob_id] = _Blob()
+        blob = self._blobs.get(chunk.blob_id) or _Blob()
+        if chunk.blob_id not in self._blobs and len(self._blobs) >= OPEN_BLOBS:
+            raise BlobRefused("too many blobs at once")
         if blob.whole or chunk.offset != blob.size:
             raise BlobRefused("a blob's chunk is out of order")
+        if not chunk.data and not chunk.last:
+            raise BlobRefused("a blob's chunk is empty and not the last")
+        if blob.size + len(chunk.data) > VALUE_BYTES:
+            raise BlobRefused(f"a blob of more than {VALUE_BYTES} bytes")
+        self._blobs[chunk.blob_id] = blob
         blob.size += len(chunk.data)
         blob.whole = chunk.last
         if blob.problem is None:
             try:
                 await self._keep(blob, chunk.data)
-            except (ArtifactTooLarge, StoreFull) as problem:
-                reason = (
-                    Reason.STORE_FULL
-                    if isinstance(problem, StoreFull)
-                    else Reason.PAYLOAD_TOO_LARGE
-                )
-                blob.problem = Refused(reason, str(problem))
+            except StoreFull as problem:
+                blob.problem = Refused(Reason.STORE_FULL, str(problem))
                 blob.staged = None
                 blob.data.clear()
 
@@ -87,17 +84,19 @@ class InboundBlobs:
             blob.data += data
             return
         if blob.staged is None:
-            limit = max(self._services.config.limits.artifact_bytes, VALUE_BYTES)
-            blob.staged = await self._services.artifacts.stage(limit)
+            blob.staged = await self._services.artifacts.stage(VALUE_BYTES)
             await blob.staged.write(bytes(blob.data))
             blob.data.clear()
         await blob.staged.write(data)
 
-    def _take(self, blob_id: str) -> _Blob:
-        blob = self._blobs.pop(blob_id, None)
+    def _take(self, content: hs.Content) -> _Blob:
+        blob = self._blobs.get(content.blob_id)
         if blob is None or not blob.whole:
             raise BlobRefused("a content names a blob that is not there")
-        self._taken.append(blob_id)
+        if content.size_bytes != blob.size:
+            raise BlobRefused("a content has not the size of its blob")
+        del self._blobs[content.blob_id]
+        self._taken.append(content.blob_id)
         if blob.problem is not None:
             raise blob.problem
         return blob
@@ -126,7 +125,7 @@ class InboundBlobs:
         if content.WhichOneof("body") != "blob_id":
             data = content.data
         else:
-            blob = self._take(content.blob_id)
+            blob = self._take(content)
             if blob.staged is not None:
                 await blob.staged.abort()
                 raise _too_large(blob.size, limit)
@@ -147,7 +146,7 @@ class InboundBlobs:
         limits = self._services.config.limits
         with _full_is_refused():
             staged = await self.staged(content, limits.artifact_bytes)
-            reference = await self._store(staged, content.size_bytes, "display", media_type)
+            reference = await self._store(staged, staged.size, "display", media_type)
         return ShownData(media_type=media_type, artifact=reference)
 
     async def value(self, content: hs.Content) -> Value:
@@ -159,12 +158,9 @@ class InboundBlobs:
         """
         if content.WhichOneof("body") != "blob_id":
             return Value(json=content.data)
-        blob = self._take(content.blob_id)
+        blob = self._take(content)
         if blob.staged is None:
             return Value(json=bytes(blob.data))
-        if blob.size > VALUE_BYTES:
-            await blob.staged.abort()
-            raise _too_large(blob.size, VALUE_BYTES)
         with _full_is_refused():
             await blob.staged.finish()
             reference = await self._store(blob.staged, blob.size, "value.json", "application/json")
@@ -203,7 +199,7 @@ class InboundBlobs:
             BlobRefused: the blob is not there.
         """
         if content.WhichOneof("body") == "blob_id":
-            blob = self._take(content.blob_id)
+            blob = self._take(content)
             if blob.size > limit:
                 if blob.staged is not None:
                     await blob.staged.abort()
