@@ -14,6 +14,7 @@ from controller.core.ids import CellId
 from controller.core.model import CellOutcome, Failure
 from controller.engine import records as rec
 from hutch.v1 import cell_pb2, event_pb2
+from hutch.v1 import host_service_pb2 as hs
 from hutch.v1 import invocation_service_pb2 as isv
 
 CELL_SECONDS = 86_400.0
@@ -80,6 +81,12 @@ def cell_out(record: rec.CellRecorded, checked: rec.ValueChecked | None = None) 
     if failure is not None:
         found.failure.CopyFrom(convert.failure_out(failure))
     return found
+
+
+def streams_of(cell: hs.CellCompleted | rec.CellRecorded) -> list[str]:
+    """The streams on which a cell has printed."""
+    sizes = (("stdout", cell.stdout_bytes), ("stderr", cell.stderr_bytes))
+    return [name for name, size in sizes if size]
 
 
 def display_out(record: rec.CellDisplayed) -> cell_pb2.Display:

@@ -135,13 +135,13 @@ class Feed:
         changed: set whenever there is something new.
         facts: sequences and records.
         missed: whether some were dropped because the reader was slow: the journal has them.
-        printed: the cells that have printed since the reader last looked.
+        printed: the cells that have printed since the reader last looked, each with the stream.
     """
 
     changed: asyncio.Event
     facts: deque[tuple[int, rec.Record]] = field(default_factory=deque)
     missed: bool = False
-    printed: set[CellId] = field(default_factory=set)
+    printed: set[tuple[CellId, str]] = field(default_factory=set)
 
     def add(self, sequence: int, record: rec.Record) -> None:
         """Takes a durable fact."""
@@ -196,10 +196,10 @@ class Watchers:
             for feed in self._feeds.get(tree_id, ()):
                 feed.add(sequence, record)
 
-    def printed(self, tree_id: InvocationId, cell_id: CellId) -> None:
-        """Says that a cell has printed."""
+    def printed(self, tree_id: InvocationId, cell_id: CellId, stream: str) -> None:
+        """Says that a cell has printed on a stream."""
         for feed in self._feeds.get(tree_id, ()):
-            feed.printed.add(cell_id)
+            feed.printed.add((cell_id, stream))
             feed.changed.set()
 
     def subscribe(self, tree_id: InvocationId) -> asyncio.Event:

@@ -476,11 +476,11 @@ class Attachment:
         if self._is_crowded():
             await asyncio.sleep(len(chunk.data) / CROWDED_BYTES_A_SECOND)
         if self._is_box:
-            written.add_done_callback(lambda _: self._printed(chunk.cell_id))
+            written.add_done_callback(lambda _: self._printed(chunk.cell_id, name))
         return written
 
-    def _printed(self, cell_id: str) -> None:
-        self._services.loop.watchers.printed(self._tree_id, CellId(cell_id))
+    def _printed(self, cell_id: str, stream: str) -> None:
+        self._services.loop.watchers.printed(self._tree_id, CellId(cell_id), stream)
 
     def _kept(self, cell_id: str) -> str:
         """The name under which a cell's output is kept."""
@@ -512,8 +512,8 @@ class Attachment:
         self._captures_itself = self._command.run
         if self._boxed is not None and self._boxed.cell_id == cell.cell_id:
             self._boxed = None
-        if cell.stdout_bytes or cell.stderr_bytes:
-            await self._services.output.sync(tenant_id, self._kept(cell.cell_id))
+        if streams := convert_cells.streams_of(cell):
+            await self._services.output.sync(tenant_id, self._kept(cell.cell_id), streams)
         failure = convert.failure_in(cell.failure) if cell.HasField("failure") else None
         outcome = convert_cells.outcome_in(cell.outcome)
         value = None

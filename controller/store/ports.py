@@ -351,9 +351,11 @@ class OutputLog(Protocol):
     def wake(self, tenant_id: str, output_id: str) -> None:
         """Ends the waits of all who follow an output, because something else has changed."""
 
-    async def sync(self, tenant_id: str, output_id: str) -> tuple[int, int]:
-        """Makes both streams durable, with all that was taken so far, and returns their sizes
-        (stdout, stderr). Costs nothing where nothing was written."""
+    async def sync(
+        self, tenant_id: str, output_id: str, streams: Sequence[str] = STREAMS
+    ) -> tuple[int, ...]:
+        """Makes streams durable, with all that was taken so far, and returns their sizes. Costs
+        nothing where nothing was written."""
 
     async def close(self) -> None:
         """Ends all waits and finishes what is being written. Idempotent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from controller import convert, convert_cells
 from controller.checks import Checker
@@ -21,6 +21,7 @@ from controller.engine import events as ev
 from controller.engine import records as rec
 from controller.loop import Feed, Loop
 from controller.store.ports import InvocationRow, Journal, OutputLog, tree_records
+from controller.wire.cut_cells import CutCells
 from controller.wire.outputs import STREAMS
 from hutch.v1 import invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
@@ -47,6 +48,7 @@ class BoxStream:
         output: OutputLog,
         checker: Checker,
         codec: rec.Codec,
+        cut_cells: CutCells,
         tenant_id: TenantId,
         row: InvocationRow,
         attach: isv.AttachBox,
@@ -59,6 +61,7 @@ class BoxStream:
         self._output = output
         self._checker = checker
         self._codec = codec
+        self._cut_cells = cut_cells
         self._tenant_id = tenant_id
         self._tree_id = InvocationId(row.tree_id)
         self._invocation_id = InvocationId(row.invocation_id)
@@ -68,7 +71,8 @@ class BoxStream:
         self._feed: Feed
         self._refusals: asyncio.Queue[isv.BoxRefusal] = asyncio.Queue(REFUSALS)
         self._again: deque[CellId] = deque()  # ended before they were given once more
-        self._own: dict[CellId, None] = {}  # given on this stream, not ended
+        # Given on this stream, or on one that was cut and that this one takes the place of.
+        self._own: dict[CellId, None] = {}
         self._half_closed = False
         self._half_closed_seconds = 0.0
         self._positions: dict[CellId, list[int]] = {
@@ -85,6 +89,7 @@ class BoxStream:
         """What the client is told, until the box has ended or the client has had its answers."""
         watchers = self._loop.watchers
         self._feed = watchers.follow(self._tree_id)
+        self._take_over()
         reader = asyncio.create_task(self._read(requests), name="box-read")
         try:
             await self._loop.settled()
@@ -205,6 +210,7 @@ class BoxStream:
             self._again.append(cell_id)
             self._feed.changed.set()
             return
+        self._cut_cells.take(self._invocation_id, cell_id)
         self._own[cell_id] = None
         try:
             self._loop.post(
@@ -226,15 +232,15 @@ class BoxStream:
         """What becomes of this stream's cells when it was cut."""
         if self._attach.on_disconnect != isv.DISCONNECT_ACTION_CANCEL:
             return
-        for cell_id in reversed(list(self._own)):  # those that wait first: none begins meanwhile
-            try:
-                self._loop.post(
-                    ev.InterruptRequested(
-                        invocation_id=self._invocation_id, cell_id=cell_id, queue=False
-                    )
-                )
-            except Refused:
-                return  # the box has ended
+        # Those that wait first: none begins meanwhile.
+        self._cut_cells.leave(self._invocation_id, reversed(list(self._own)))
+
+    def _take_over(self) -> None:
+        """Makes its own what its client had given on a stream that was cut a moment ago."""
+        if self._attach.on_disconnect == isv.DISCONNECT_ACTION_CANCEL:
+            for cell_id in self._positions:
+                if self._cut_cells.take(self._invocation_id, cell_id):
+                    self._own[cell_id] = None
 
     # Down.
 
@@ -246,7 +252,7 @@ class BoxStream:
     async def _take_up(self) -> AsyncIterator[Response]:
         """What came after what is known: records of the journal, output behind the positions."""
         for cell_id in list(self._positions):
-            async for message in self._printed(cell_id):
+            async for message in self._printed(cell_id, STREAMS.values()):
                 yield message
         async for message in self._replay():
             yield message
@@ -303,8 +309,8 @@ class BoxStream:
                 async for message in self._told(sequence, record):
                     yield message
         while feed.printed:
-            cell_id = feed.printed.pop()
-            async for message in self._printed(cell_id):
+            cell_id, stream = feed.printed.pop()
+            async for message in self._printed(cell_id, (stream,)):
                 yield message
 
     async def _told(self, sequence: int, record: rec.Record) -> AsyncIterator[Response]:
@@ -357,10 +363,9 @@ class BoxStream:
         self, sequence: int, record: rec.CellRecorded, checked: rec.ValueChecked | None
     ) -> AsyncIterator[Response]:
         self._own.pop(record.cell_id, None)
-        if record.outcome is not CellOutcome.CANCELLED_BEFORE_START and (
-            record.stdout_bytes or record.stderr_bytes
-        ):
-            async for message in self._printed(record.cell_id, begin=True):
+        streams = convert_cells.streams_of(record)
+        if record.outcome is not CellOutcome.CANCELLED_BEFORE_START and streams:
+            async for message in self._printed(record.cell_id, streams, begin=True):
                 yield message
         yield Response(sequence=sequence, cell_completed=convert_cells.cell_out(record, checked))
         if not self._attach.without_output and record.outcome is not (
@@ -370,8 +375,10 @@ class BoxStream:
             if len(self._positions) > POSITIONS:
                 del self._positions[next(iter(self._positions))]
 
-    async def _printed(self, cell_id: CellId, *, begin: bool = False) -> AsyncIterator[Response]:
-        """What a cell has printed beyond its position."""
+    async def _printed(
+        self, cell_id: CellId, streams: Collection[str], *, begin: bool = False
+    ) -> AsyncIterator[Response]:
+        """What a cell has printed on these streams beyond its position."""
         if self._attach.without_output:
             return
         position = self._positions.get(cell_id)
@@ -382,6 +389,8 @@ class BoxStream:
             position = self._positions[cell_id] = [0, 0]
         kept = convert_cells.cell_output_id(self._invocation_id, cell_id)
         for index, (number, name) in enumerate(STREAMS.items()):
+            if name not in streams:
+                continue
             while position[index] < await self._output.size(self._tenant_id, kept, name):
                 offset = position[index]
                 data = await self._output.read(self._tenant_id, kept, name, offset, CHUNK_BYTES)
