@@ -72,6 +72,12 @@ class ControllerConfig(_Frozen):
     session_grace_seconds: float = Field(
         default=5.0, ge=0, description="How long a client may be gone before it counts as gone."
     )
+    cell_grace_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        description="How long a box's stream may be cut before its cells are cancelled, where that"
+        " was asked for.",
+    )
     capture_timeout_seconds: float = Field(
         default=60.0, gt=0, description="How long capturing files may take."
     )

@@ -332,7 +332,8 @@ class BoxStream:
         )
         for record in self._records.values():
             stdout, stderr = record.outputs["stdout"], record.outputs["stderr"]
-            if stdout.total_bytes or stderr.total_bytes:
+            # One that was acknowledged is named all the same: it is this client's still.
+            if stdout.total_bytes or stderr.total_bytes or record.accepted.is_set():
                 attach.positions.add(
                     cell_id=record.cell_id,
                     stdout_offset=stdout.total_bytes,

@@ -21,6 +21,7 @@ from controller.engine import events as ev
 from controller.engine import records as rec
 from controller.loop import Feed, Loop
 from controller.store.ports import InvocationRow, Journal, OutputLog, tree_records
+from controller.wire.cut_cells import CutCells
 from controller.wire.outputs import STREAMS
 from hutch.v1 import invocation_pb2
 from hutch.v1 import invocation_service_pb2 as isv
@@ -47,6 +48,7 @@ class BoxStream:
         output: OutputLog,
         checker: Checker,
         codec: rec.Codec,
+        cut_cells: CutCells,
         tenant_id: TenantId,
         row: InvocationRow,
         attach: isv.AttachBox,
@@ -59,6 +61,7 @@ class BoxStream:
         self._output = output
         self._checker = checker
         self._codec = codec
+        self._cut_cells = cut_cells
         self._tenant_id = tenant_id
         self._tree_id = InvocationId(row.tree_id)
         self._invocation_id = InvocationId(row.invocation_id)
@@ -68,7 +71,8 @@ class BoxStream:
         self._feed: Feed
         self._refusals: asyncio.Queue[isv.BoxRefusal] = asyncio.Queue(REFUSALS)
         self._again: deque[CellId] = deque()  # ended before they were given once more
-        self._own: dict[CellId, None] = {}  # given on this stream, not ended
+        # Given on this stream, or on one that was cut and that this one takes the place of.
+        self._own: dict[CellId, None] = {}
         self._half_closed = False
         self._half_closed_seconds = 0.0
         self._positions: dict[CellId, list[int]] = {
@@ -85,6 +89,7 @@ class BoxStream:
         """What the client is told, until the box has ended or the client has had its answers."""
         watchers = self._loop.watchers
         self._feed = watchers.follow(self._tree_id)
+        self._take_over()
         reader = asyncio.create_task(self._read(requests), name="box-read")
         try:
             await self._loop.settled()
@@ -205,6 +210,7 @@ class BoxStream:
             self._again.append(cell_id)
             self._feed.changed.set()
             return
+        self._cut_cells.take(self._invocation_id, cell_id)
         self._own[cell_id] = None
         try:
             self._loop.post(
@@ -226,15 +232,15 @@ class BoxStream:
         """What becomes of this stream's cells when it was cut."""
         if self._attach.on_disconnect != isv.DISCONNECT_ACTION_CANCEL:
             return
-        for cell_id in reversed(list(self._own)):  # those that wait first: none begins meanwhile
-            try:
-                self._loop.post(
-                    ev.InterruptRequested(
-                        invocation_id=self._invocation_id, cell_id=cell_id, queue=False
-                    )
-                )
-            except Refused:
-                return  # the box has ended
+        # Those that wait first: none begins meanwhile.
+        self._cut_cells.leave(self._invocation_id, reversed(list(self._own)))
+
+    def _take_over(self) -> None:
+        """Makes its own what its client had given on a stream that was cut a moment ago."""
+        if self._attach.on_disconnect == isv.DISCONNECT_ACTION_CANCEL:
+            for cell_id in self._positions:
+                if self._cut_cells.take(self._invocation_id, cell_id):
+                    self._own[cell_id] = None
 
     # Down.
 

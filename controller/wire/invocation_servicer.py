@@ -34,6 +34,7 @@ from controller.loop import Loop
 from controller.store.ports import ArtifactStore, InvocationRow, Journal, OutputLog, cursor_of
 from controller.wire.box_output import BoxOutput, limited
 from controller.wire.boxes import BoxStream, is_box
+from controller.wire.cut_cells import CutCells
 from controller.wire.errors import streaming, unary
 from controller.wire.outputs import STREAMS, read_output
 from controller.wire.sessions import Sessions
@@ -85,6 +86,7 @@ class InvocationServicer(InvocationServiceServicer):
     def __init__(self, parts: InvocationParts) -> None:
         self._parts = parts
         self._codec = parts.loop.codec
+        self._cut_cells = CutCells(parts.loop, parts.config.cell_grace_seconds)
 
     @streaming
     async def OpenSession(
@@ -348,6 +350,7 @@ class InvocationServicer(InvocationServiceServicer):
             output=parts.output,
             checker=parts.checker,
             codec=self._codec,
+            cut_cells=self._cut_cells,
             tenant_id=LOCAL_TENANT,
             row=row,
             attach=first.attach,

@@ -60,7 +60,10 @@ class _DisconnectActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Disc
     DISCONNECT_ACTION_DETACH: _DisconnectAction.ValueType  # 1
     """They go on."""
     DISCONNECT_ACTION_CANCEL: _DisconnectAction.ValueType  # 2
-    """The running one is interrupted and the waiting ones never run."""
+    """The running one is interrupted and the waiting ones never run, unless a stream with this action
+    submits them again or names them among its positions within the controller's
+    `cell_grace_seconds` (1 s by default).
+    """
 
 class DisconnectAction(_DisconnectAction, metaclass=_DisconnectActionEnumTypeWrapper):
     """DisconnectAction says what becomes of cells whose stream was cut."""
@@ -70,7 +73,10 @@ DISCONNECT_ACTION_UNSPECIFIED: DisconnectAction.ValueType  # 0
 DISCONNECT_ACTION_DETACH: DisconnectAction.ValueType  # 1
 """They go on."""
 DISCONNECT_ACTION_CANCEL: DisconnectAction.ValueType  # 2
-"""The running one is interrupted and the waiting ones never run."""
+"""The running one is interrupted and the waiting ones never run, unless a stream with this action
+submits them again or names them among its positions within the controller's
+`cell_grace_seconds` (1 s by default).
+"""
 Global___DisconnectAction: _TypeAlias = DisconnectAction  # noqa: Y015
 
 class _CellQueueing:

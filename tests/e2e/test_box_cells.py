@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 
 import hutch
 from hutch import calls
-from tests.support.stack import Stack
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, stack
 
 
 def test_names_live_from_cell_to_cell_and_the_box_ends_with_its_block(client: hutch.Client) -> None:
@@ -81,6 +83,28 @@ def test_case_2_a_client_that_leaves_chooses_what_becomes_of_its_cell(
             with pytest.raises(hutch.CellBusyError):
                 box.run("kept + 1", queueing="refuse")
         box.close()
+
+
+def test_a_cut_that_is_mended_in_time_cancels_nothing_whatever_was_chosen(tmp_path: Path) -> None:
+    """Twice, for the stream that takes the place of one that was cut has the same choice; what
+    printed nothing goes on as well, and what waits. The cell lasts longer than the grace."""
+    with (
+        stack(config="[controller]\ncell_grace_seconds = 2\n") as found,
+        proxy(tmp_path, found.target) as link,
+        hutch.connect(link.target) as client,
+        client.sandbox(on_disconnect="cancel") as box,
+    ):
+        box.run("import time\nran = []")
+        cell = box.submit("time.sleep(5)\nran.append(1)")
+        after = box.submit("ran.append(2)")
+        for _ in range(2):
+            with pytest.raises(hutch.CellBusyError):
+                box.run("0", queueing="refuse")
+            link.cut()
+        with pytest.raises(hutch.CellBusyError):
+            box.run("0", queueing="refuse")
+        assert [cell.result().outcome, after.result().outcome] == ["completed"] * 2
+        assert box.run("ran").text == "[1, 2]"
 
 
 def test_case_7_an_interrupt_takes_the_queue_with_it_where_that_is_asked_for(
