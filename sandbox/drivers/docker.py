@@ -62,8 +62,8 @@ _ISOLATION = {"runc": Isolation.CONTAINER, "runsc": Isolation.KERNEL}
 # What gVisor's own kernel needs of the processes and of the memory that its cgroup counts.
 _KERNEL_THREADS = {"runc": 0, "runsc": 64}
 _GAPS = {
-    "runc": (gaps.SHARED_KERNEL, gaps.SHARED_UIDS),
-    "runsc": (gaps.SHARED_UIDS, gaps.ENDS_WHOLE, gaps.UNSEEN_DISK),
+    "runc": (gaps.SHARED_KERNEL, gaps.SHARED_UIDS, gaps.COUNTERS_END),
+    "runsc": (gaps.ENDS_WHOLE, gaps.COUNTERS_END, gaps.UNSEEN_DISK, gaps.OPEN_PROC),
 }
 _UNUSABLE = (EngineProblem, StartFailed, packing.PackingFailed, OSError)
 

@@ -15,4 +15,12 @@ ENDS_WHOLE = (
     "What exceeds the memory or the number of processes ends the whole sandbox, with its state, "
     "because its kernel is one process of this machine."
 )
+COUNTERS_END = (
+    "What a container used is read while it lives: of one that ended as a whole, the peak of its "
+    "memory may be missing."
+)
+OPEN_PROC = (
+    "Code can read the environment, the memory map and the list of descriptors of its supervisor, "
+    "which hold no secret; it can open none of those descriptors, nor its memory."
+)
 UNSEEN_DISK = "A full disk is not measured: its file systems live inside its own kernel."

@@ -27,14 +27,18 @@ async def test_two_sandboxes_share_no_writable_folder_and_no_process(subject: Su
     code = textwrap.dedent("""
         import json, os
         def name(kind): return os.readlink(f"/proc/self/ns/{kind}")
-        kinds = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
+        kinds = set(os.listdir("/proc/self/ns")) & {
+            "cgroup", "ipc", "mnt", "net", "pid", "user", "uts"
+        }
         print(json.dumps([{kind: name(kind) for kind in kinds}, sorted(os.listdir("/tmp"))]))
         open("/tmp/mine", "w").close()
     """)
     first, second = (await one.run(code)).last, (await two.run(code)).last
     host = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in first[0]}
-    shared = {"user"} if gaps.SHARED_UIDS in subject.statement.gaps else set()
-    for kind in first[0]:
+    shared = {"user"} if subject.has_gap(gaps.SHARED_UIDS) else set()
+    assert subject.has_own_kernel or len(first[0]) == 7
+    # A kernel of their own gives the same names in each of them.
+    for kind in () if subject.has_own_kernel else first[0]:
         expected = 1 if kind in shared else 3
         assert len({first[0][kind], second[0][kind], host[kind]}) == expected, kind
     assert second[1] == []
@@ -109,7 +113,9 @@ async def test_only_loopback_exists(subject: Subject) -> None:
         """)
     )
 
-    assert ran.last == [["lo"], errno.ENETUNREACH]
+    names, outside = ran.last
+    assert names == ["lo"]
+    assert outside in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 async def test_only_sized_temporary_folders_are_writable(subject: Subject) -> None:
@@ -153,8 +159,9 @@ async def test_only_sized_temporary_folders_are_writable(subject: Subject) -> No
 
 
 STATUS = textwrap.dedent("""
-    import json
+    import ctypes, json
     lines = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    lines.setdefault("NoNewPrivs", str(ctypes.CDLL(None).prctl(39, 0, 0, 0, 0)))
     print(json.dumps({name: value.split() for name, value in lines.items()}))
 """)
 
@@ -165,7 +172,8 @@ async def test_code_inside_has_no_capability_and_gets_none(subject: Subject) -> 
     status = (await speaker.run(STATUS)).last
     # The inheritable set alone gives nothing: no new privileges come with any program.
     for name in ("CapPrm", "CapEff", "CapAmb"):
-        assert int(status[name][0], 16) == 0, name
+        assert name in status or (name == "CapAmb" and subject.has_own_kernel)
+        assert int(status.get(name, ["0"])[0], 16) == 0, name
     assert status["NoNewPrivs"] == ["1"]
     assert status["Seccomp"] == ["2"]
 
@@ -177,6 +185,8 @@ async def test_each_sandbox_runs_as_uids_of_its_own(subject: Subject) -> None:
     code = "import os, json; print(json.dumps([os.getuid(), os.geteuid(), os.getgid()]))"
     assert 0 not in (await first.run(code)).last
     assert 0 not in (await second.run(code)).last
+    if subject.has_own_kernel:
+        return  # the machine sees none of them
     outside = []
     for container in (one, two):
         marked = processes_with(container.sandbox_id)
@@ -185,7 +195,7 @@ async def test_each_sandbox_runs_as_uids_of_its_own(subject: Subject) -> None:
         assert outside[0] == outside[1] == {os.getuid()}
         assert any("one uid" in gap or "uid" in gap for gap in subject.statement.gaps)
         return
-    if gaps.SHARED_UIDS in subject.statement.gaps:
+    if subject.has_gap(gaps.SHARED_UIDS):
         assert outside[0] == outside[1] == {0, REPL_UID}
         return
     assert not outside[0] & outside[1]
@@ -218,8 +228,8 @@ async def test_the_first_process_is_closed_to_code_inside(subject: Subject) -> N
         """)
     )
     answer = ran.last
-    allowed = {name: value for name, value in answer.items() if not isinstance(value, int)}
-    assert allowed == {}, answer
+    allowed = {name for name, value in answer.items() if not isinstance(value, int)}
+    assert allowed <= ({"environ", "maps", "fd"} if subject.has_gap(gaps.OPEN_PROC) else set())
 
 
 async def test_no_namespace_mount_or_old_root_is_to_be_had(subject: Subject) -> None:
@@ -288,4 +298,6 @@ async def test_nothing_tells_where_the_host_keeps_a_sandbox(subject: Subject) ->
         print(json.dumps([sorted(groups), os.getcwd(), os.environ["PWD"]]))
         """)
     )
-    assert ran.last == [["/"], "/workspace", "/workspace"]
+    groups, folder, variable = ran.last
+    assert groups in ([], ["/"])
+    assert (folder, variable) == ("/workspace", "/workspace")

@@ -8,12 +8,14 @@ import textwrap
 
 import pytest
 
+from sandbox.drivers import gaps
 from sandbox.drivers.driver import (
     Level,
+    Measurement,
     StartFailed,
 )
 from tests.support.sandboxes import GUARD_SECONDS
-from tests.support.subjects import Subject, mechanism, processes_with
+from tests.support.subjects import Subject, mechanism
 
 
 async def test_the_statement_names_every_limit_once(subject: Subject) -> None:
@@ -48,13 +50,16 @@ async def test_a_full_disk_does_not_kill_the_sandbox(subject: Subject) -> None:
     assert ran.outcome == "completed", ran
     assert (await speaker.run("print(2)")).last == 2
     measured = await container.measure()
-    assert (measured.oom_kill_count, measured.disk_full_hits) == (0, 3)
+    assert measured.oom_kill_count == 0
+    assert measured.disk_full_hits == (None if subject.has_gap(gaps.UNSEEN_DISK) else 3)
     entry = next(entry for entry in container.enforcement if entry.limit == "tmpfs")
     assert "bytes each" in entry.mechanism
 
 
 async def test_a_file_system_is_full_only_while_it_is(subject: Subject) -> None:
     subject.needs_container()
+    if subject.has_gap(gaps.UNSEEN_DISK):
+        pytest.skip(gaps.UNSEEN_DISK)
     container, speaker = await subject.start(tmpfs_limit_bytes=4 << 20)
     assert (await container.measure()).disk_full_hits == 0
     fill = (
@@ -83,8 +88,7 @@ async def test_case_s19_files_without_end_are_held_by_the_memory_limit(subject: 
             await container.wait()
     measured = await container.measure()
     assert measured.oom_kill_count or measured.disk_full_hits
-    assert measured.memory_peak_bytes is not None
-    assert measured.memory_peak_bytes <= 96 << 20
+    _check_peak(subject, measured, 96 << 20)
 
 
 async def test_a_memory_limit_without_room_is_refused(subject: Subject) -> None:
@@ -121,8 +125,14 @@ async def test_memory_beyond_the_limit_is_counted_or_a_memory_error(subject: Sub
     measured = await container.measure()
     assert measured.oom_kill_count is not None
     assert measured.oom_kill_count >= 1
-    assert measured.memory_peak_bytes is not None
-    assert measured.memory_peak_bytes <= 128 << 20
+    _check_peak(subject, measured, 128 << 20)
+
+
+def _check_peak(subject: Subject, measured: Measurement, limit: int) -> None:
+    if measured.memory_peak_bytes is None:
+        assert subject.has_gap(gaps.COUNTERS_END)
+    else:
+        assert measured.memory_peak_bytes <= limit
 
 
 async def test_case_43_a_child_killed_for_memory_is_counted_and_the_repl_lives(
@@ -130,6 +140,8 @@ async def test_case_43_a_child_killed_for_memory_is_counted_and_the_repl_lives(
 ) -> None:
     if subject.level("memory") is not Level.SANDBOX:
         pytest.skip("no cgroup holds the memory limit here")
+    if subject.has_gap(gaps.ENDS_WHOLE):
+        pytest.skip(gaps.ENDS_WHOLE)
     container, speaker = await subject.start(
         memory_limit_bytes=128 << 20, tmpfs_limit_bytes=1 << 20
     )
@@ -148,28 +160,35 @@ async def test_case_42_a_fork_bomb_is_bounded_and_ends(subject: Subject) -> None
     if subject.level("pids") is not Level.SANDBOX:
         pytest.skip(f"{subject.driver.name} does not hold the number of processes here")
     container, speaker = await subject.start(pids_limit=32)
-    ran = await speaker.run(
-        textwrap.dedent("""
-        import os, signal
-        number = 0
-        try:
-            while number < 500:
-                if os.fork() == 0:
-                    signal.pause()
-                    os._exit(0)
-                number += 1
-        except OSError as error:
-            print(error.errno)
-        print(number)
-        """)
-    )
+    code = textwrap.dedent("""
+    import os, signal
+    number = 0
+    try:
+        while number < 500:
+            if os.fork() == 0:
+                signal.pause()
+                os._exit(0)
+            number += 1
+    except OSError as error:
+        print(error.errno)
+    print(number)
+    """)
+    try:
+        ran = await speaker.run(code)
+    except EOFError:
+        assert subject.has_gap(gaps.ENDS_WHOLE)
+        async with asyncio.timeout(GUARD_SECONDS):
+            await container.wait()
+        await container.destroy()
+        assert subject.outside(container) == []
+        return
     assert ran.last <= 32
     measured = await container.measure()
     if mechanism(container.enforcement, "pids").startswith("cgroup"):
         assert measured.pids_limit_hits is not None
         assert measured.pids_limit_hits >= 1
     await container.destroy()
-    assert processes_with(container.sandbox_id) == []
+    assert subject.outside(container) == []
 
 
 async def test_a_racing_fork_bomb_is_ended_by_destroy(subject: Subject) -> None:
@@ -189,7 +208,7 @@ async def test_a_racing_fork_bomb_is_ended_by_destroy(subject: Subject) -> None:
         while (await speaker.receive())[0]["type"] != "output":
             pass
     await container.destroy()
-    assert processes_with(container.sandbox_id) == []
+    assert subject.outside(container) == []
 
 
 async def test_a_cell_that_forks_and_exits_all_the_time_is_stopped_and_its_namespace_kept(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sandbox.drivers import gaps
 from sandbox.drivers.driver import Level
 from tests.support.sandboxes import Speaker
 from tests.support.subjects import Subject
@@ -47,6 +48,8 @@ async def test_code_that_used_up_all_processes_costs_cells_and_not_the_sandbox(
 ) -> None:
     if subject.level("pids") is not Level.SANDBOX:
         pytest.skip(f"{subject.driver.name} does not hold the number of processes here")
+    if subject.has_gap(gaps.ENDS_WHOLE):
+        pytest.skip(gaps.ENDS_WHOLE)
     container, speaker = await subject.start(pids_limit=24)
     bomb = """
         import os, signal

@@ -14,6 +14,7 @@ import pytest
 from sandbox.drivers import NAMES, cgroups, procfs
 from sandbox.drivers.bubblewrap import BubblewrapDriver
 from sandbox.drivers.docker import DockerDriver
+from sandbox.drivers.docker_container import DockerContainer
 from sandbox.drivers.docker_settings import RUNTIMES
 from sandbox.drivers.driver import (
     Container,
@@ -53,6 +54,22 @@ class Subject:
     def has_own_root(self) -> bool:
         """Whether its root file system is an image's, and nothing of this machine's."""
         return self.kind in RUNTIMES
+
+    def has_gap(self, gap: str) -> bool:
+        """Whether the driver's statement says that it does not hold something."""
+        return gap in self.statement.gaps
+
+    @property
+    def has_own_kernel(self) -> bool:
+        """Whether its processes are another kernel's, which this machine does not see."""
+        return self.statement.isolation is Isolation.KERNEL
+
+    def outside(self, container: Container) -> list[int]:
+        """The processes of this machine that make up a sandbox, as far as they name it."""
+        named = set(processes_with(container.sandbox_id))
+        if isinstance(container, DockerContainer):
+            named |= set(processes_with(container.engine_id))
+        return sorted(pid for pid in named if b"containerd-shim" not in procfs.read(pid, "cmdline"))
 
     def needs_container(self) -> None:
         """Skips what a driver without isolation cannot show."""
