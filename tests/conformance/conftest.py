@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.subjects import KINDS, Subject, make_driver
+from tests.support.subjects import PARAMETERS, Subject, make_driver
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("archives")
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=PARAMETERS)
 async def subject(
     request: pytest.FixtureRequest, folder: Path, archives: Path
 ) -> AsyncIterator[Subject]:

@@ -38,3 +38,17 @@ def _found() -> tuple[str, Facts | None]:
             engine.close()
     except EngineProblem:
         return "", None
+
+
+def problem() -> str:
+    """Why nothing can be tested on an engine here; empty when it can."""
+    image, facts = _found()
+    if facts is None:
+        return absence(ADDRESS) or f"the engine at {ADDRESS} has no image {IMAGE}: images/engine"
+    return "" if image else f"the engine at {ADDRESS} has no image {IMAGE}"
+
+
+def has_gvisor() -> bool:
+    """Whether the engine knows runsc."""
+    facts = _found()[1]
+    return facts is not None and "runsc" in facts.runtimes

@@ -34,6 +34,10 @@ WITHOUT_CGROUPS = "bubblewrap-without-cgroups"
 # For an ordinary user that is what bubblewrap is anyway, or a scope of systemd.
 KINDS = (*NAMES, WITHOUT_ZYGOTE, *((WITHOUT_CGROUPS,) if ROOT else ()))
 
+PARAMETERS = [
+    pytest.param(kind, marks=pytest.mark.docker) if kind in RUNTIMES else kind for kind in KINDS
+]
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
