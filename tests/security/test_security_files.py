@@ -87,3 +87,89 @@ return 1
     assert handle.result(timeout_seconds=GUARD_SECONDS) == 1
     for artifact in handle.artifacts:
         assert b"".join(client.get_artifact(artifact.artifact_id)) == b"own"
+
+
+EXCHANGED = """
+import os, threading
+os.mkdir('w')
+with open('w/plain', 'wb') as file: file.write(b'P' * 1000)
+os.symlink('/etc/passwd', 'w/link')
+os.symlink('/dev/zero', 'w/device')
+os.symlink('/proc/1/environ', 'w/other')
+os.symlink('x', 'w/loop')
+os.mkfifo('w/fifo')
+os.mkdir('w/folder')
+def exchange():
+    while True:
+        for name in ('plain', 'link', 'device', 'other', 'loop', 'fifo', 'folder'):
+            try:
+                os.rename(f'w/{name}', 'w/x')
+                os.stat('w')
+                os.rename('w/x', f'w/{name}')
+            except OSError:
+                pass
+threading.Thread(target=exchange, daemon=True).start()
+"""
+
+
+def test_a_name_that_becomes_another_thing_at_any_moment_is_read_and_written_as_one(
+    client: hutch.Client,
+) -> None:
+    """A file, a link out of the workspace, a device, a fifo, a folder: nothing waits, nothing else
+    than a regular file that the code may read is read, and a write is there whole or not at all."""
+    contents: set[bytes] = set()
+    refused: set[str] = set()
+    with client.sandbox() as box:
+        box.run(EXCHANGED).raise_for_failure()
+        for number in range(150):
+            try:
+                contents.add(box.files.read("w/x"))
+                box.files.write("w/x", b"new" * number)
+            except hutch.RequestRefused as refusal:
+                refused.add(refusal.reason)
+        own = box.files.read("/etc/passwd")
+        assert box.run("sorted(os.listdir('w'))").outcome == "completed"
+    assert contents <= {b"P" * 1000, own, *(b"new" * number for number in range(150))}
+    assert refused <= {"FIELD_INVALID", "FILE_NOT_FOUND"}
+
+
+LEFT = """
+import os
+os.makedirs('artifacts/deep')
+with open('artifacts/sparse', 'wb') as file: file.truncate(2**40)
+os.link('artifacts/sparse', 'artifacts/hard')
+for name in (b'two\\nlines', b'\\xff\\xfe', b'x' * 255, b'..', b'..sound', b' '):
+    try:
+        open(b'artifacts/' + name, 'w').close()
+    except OSError:
+        pass
+os.chdir('artifacts/deep')
+for _ in range(5_000):
+    os.mkdir('d')
+    os.chdir('d')
+open('bottom', 'w').close()
+"""
+
+
+def test_names_sizes_and_depths_that_no_tree_should_have_are_refused_one_by_one(
+    client: hutch.Client,
+) -> None:
+    handle = client.spawn(program=LEFT)
+    assert handle.result() is None
+    names = [item.name for item in handle.artifacts]
+    assert names == ["artifacts/ ", "artifacts/..sound", f"artifacts/{'x' * 255}"]
+    refused = {item.name: item.reason for item in client.list_artifacts(handle.id).refusals}
+    assert "too many bytes" in refused["artifacts/sparse"]
+    assert "too many bytes" in refused["artifacts/hard"]
+    assert sum("nested too deeply" in reason for reason in refused.values()) == 1
+    assert sum("control" in reason for reason in refused.values()) == 1
+    assert sum("UTF-8" in reason for reason in refused.values()) == 1
+
+
+def test_a_large_sparse_file_is_read_from_any_byte(client: hutch.Client) -> None:
+    with client.sandbox() as box:
+        box.run("with open('sparse', 'wb') as file: file.truncate(2**40)").raise_for_failure()
+        assert box.files.stat("sparse").size_bytes == 2**40
+        assert box.files.read("sparse", offset=2**40 - 3) == bytes(3)
+        assert box.files.read("sparse", offset=2**39, max_bytes=300_000) == bytes(300_000)
+        assert box.files.read("sparse", offset=2**41) == b""
