@@ -148,9 +148,10 @@ def _child_answer(node: Node, call_id: CallId, call: Call, child: Node) -> Itera
 def child_failure(child: Node, ending: Ending) -> Failure:
     """What the parent's code sees of a child that did not return."""
     own = ending.failure or Failure()
+    raised = ending.kind is EndingKind.RAISED and own.type_name
     return Failure(
         type_name=own.type_name,
-        message=ending.message or (f"{own.type_name}: {own.message}" if own.type_name else ""),
+        message=own.message if raised else ending.message or own.message,
         traceback=own.traceback,
         invocation_id=child.invocation_id,
         ending=ending.kind,

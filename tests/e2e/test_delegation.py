@@ -55,3 +55,18 @@ except Exception as error:
     )
     assert set(names) - set(empty) == {"given"}
     assert error == "NameError"
+
+
+def test_a_childs_failure_is_told_to_its_parent_as_to_a_client(client: hutch.Client) -> None:
+    program = """
+try:
+    invoke(program="raise ValueError('why')")
+except Exception as error:
+    return str(error).partition(" ")[2], error.failure.type_name, error.failure.message
+"""
+    with pytest.raises(hutch.InvocationRaised) as caught:
+        client.invoke(program="raise ValueError('why')")
+    failure = caught.value.failure
+    told = str(caught.value).partition(" ")[2], failure.type_name, failure.message
+    assert told == ("raised ValueError: why", "ValueError", "why")
+    assert client.invoke(program=program) == told
