@@ -311,8 +311,6 @@ class Loop:
                 self._timer = asyncio.get_running_loop().call_later(HOLD_SECONDS, self.flush)
         else:
             self.flush()
-            if any(isinstance(record, rec.TreeEnded) for record in records):
-                self.state.forget_ended()
         return done
 
     def flush(self) -> None:
@@ -331,6 +329,8 @@ class Loop:
             self._fail(held[0], problem)
             return
         append = self._journal.begin(batch)
+        if batch.ended_trees:
+            self.state.forget_ended()
         for pending in held:
             pending.append = append
         append.add_done_callback(self._go_on)
