@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -24,6 +24,10 @@ from hutch import local
 from hutch.cli import context, display
 
 _Say = Callable[..., None]
+Config = Annotated[
+    str,
+    typer.Option("--config", metavar="<path>", help="The host's TOML file."),
+]
 _CHECK_SECONDS = 180.0
 _PROTOCOL = "hutch.v1"
 _LITTLE_MEMORY_BYTES = 1 << 30
@@ -41,10 +45,11 @@ def doctor(
     api_key: context.ApiKey = None,
     state: context.State = None,
     as_json: context.Json = False,
+    config: Config = "",
 ) -> None:
     """Checks this machine, the installation and the state directory."""
     shared = context.common(ctx, target, api_key, state, as_json)
-    host = _self_check()
+    host = _self_check(config)
     report: dict[str, Any] = {
         "versions": _versions(),
         "machine": {
@@ -143,8 +148,10 @@ def _warnings(report: dict[str, Any]) -> list[str]:
     return found
 
 
-def _self_check() -> dict[str, Any]:
+def _self_check(config: str) -> dict[str, Any]:
     command = [sys.executable, "-I", "-m", "sandbox.host", "--check", "--json"]
+    if config:
+        command += ["--config", os.path.abspath(config)]
     try:
         done = subprocess.run(
             command,
@@ -212,6 +219,14 @@ def _print_machine(machine: dict[str, Any], say: _Say) -> None:
         say(f"memory: {display.size(machine['memory_free_bytes'])} free")
     for program in machine["bwrap"]:
         say(f"bwrap: {program['version'] or program['problem']} at {program['path']}")
+    engine = machine["engine"]
+    say(f"container engine: {engine['version'] or engine['problem']}")
+    for runtime in engine["runtimes"]:
+        named = f"{runtime['name']} {runtime['version']}".strip()
+        if runtime["known_escapes"]:
+            say(f"  {named} has known escapes: {runtime['known_escapes']}", "red")
+        else:
+            say(f"  {named}")
 
 
 def _print_driver(driver: dict[str, Any], say: _Say) -> None:

@@ -32,9 +32,8 @@ from sandbox.drivers.docker_engine import (
     Engine,
     EngineProblem,
     Facts,
-    absence,
 )
-from sandbox.drivers.docker_settings import RUNTIMES, DockerSettings
+from sandbox.drivers.docker_settings import RUNTIMES, DockerSettings, absence
 from sandbox.drivers.driver import (
     Enforcement,
     Isolation,

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import docker
-import requests
-from docker.errors import APIError, DockerException, NotFound
+from typing import TYPE_CHECKING, Any
 
 from sandbox.drivers.docker_channel import AttachedSocket
+
+if TYPE_CHECKING:
+    from docker.errors import APIError
 
 OWNER_LABEL = "hutch.owner"
 DRIVER_LABEL = "hutch.driver"
@@ -71,6 +69,9 @@ class Engine:
 
     def __init__(self, address: str) -> None:
         """Connects and agrees on a version of the interface."""
+        # Loaded here, because a host without an engine should not pay for it.
+        import docker
+
         with _problems():
             self._api = docker.APIClient(
                 base_url=address, version="auto", timeout=_CALL_SECONDS, use_ssh_client=False
@@ -176,6 +177,9 @@ class _Absent(EngineProblem):
 
 @contextmanager
 def _problems() -> Iterator[None]:
+    import requests
+    from docker.errors import APIError, DockerException, NotFound
+
     try:
         yield
     except NotFound as error:
@@ -189,14 +193,3 @@ def _problems() -> Iterator[None]:
 
 def _said(error: APIError) -> str:
     return str(error.explanation or error)[:_MAX_PROBLEM]
-
-
-def absence(address: str) -> str:
-    """Says why no engine can be there, without asking one; empty when there may be one."""
-    path = address.removeprefix("unix://")
-    if path != address and not Path(path).is_socket():
-        return (
-            f"no container engine answers at {address}: install and start one (Debian: apt install "
-            "docker.io), or name its address as `engine` in [docker]"
-        )
-    return ""

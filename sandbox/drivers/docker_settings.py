@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 RUNTIMES = {"docker": "runc", "docker-runsc": "runsc"}  # the runtime of each driver
 DEFAULT_ENGINE = "unix:///var/run/docker.sock"
@@ -49,3 +50,14 @@ class DockerSettings:
             for name, template in self.templates.items()
             if template.image and template.driver == driver
         }
+
+
+def absence(address: str) -> str:
+    """Says why no engine can be there, without asking one; empty when there may be one."""
+    path = address.removeprefix("unix://")
+    if path != address and not Path(path).is_socket():
+        return (
+            f"no container engine answers at {address}: install and start one (Debian: apt install "
+            "docker.io), or name its address as `engine` in [docker]"
+        )
+    return ""

@@ -56,9 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     configure_logging()
-    if options.check:
-        return asyncio.run(check.run(as_json=options.json))
-    if options.state is None or options.socket is None:
+    if not options.check and (options.state is None or options.socket is None):
         parser.error("--state and --socket are needed")
     starter = _Starter(options.ready_fd)
     try:
@@ -68,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             capacity=options.capacity,
             pool_size=options.pool_size,
         )
+        if options.check:
+            return asyncio.run(check.run(as_json=options.json, config=config))
         host = HostOptions(
             state=options.state.absolute(),
             socket=options.socket.absolute(),

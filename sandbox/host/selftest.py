@@ -35,7 +35,7 @@ _MEND_LINUX = (
     "has the module _ctypes"
 )
 _LOOK = b"""
-import json, os, socket, sys
+import ctypes, json, os, socket, sys
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 try:
     os.close(os.open("/hutch-self-test", os.O_CREAT | os.O_WRONLY))
@@ -46,7 +46,7 @@ print(json.dumps({
     "uid": os.getuid(),
     "capabilities": int(status["CapEff"], 16),
     "seccomp": int(status["Seccomp"]),
-    "no_new_privileges": int(status["NoNewPrivs"]),
+    "no_new_privileges": ctypes.CDLL(None).prctl(39, 0, 0, 0, 0),
     "interfaces": [name for _, name in socket.if_nameindex()],
     "processes": sum(name.isdecimal() for name in os.listdir("/proc")),
     "root_is_writable": writable,
@@ -110,8 +110,8 @@ class _Talk:
         return printed
 
 
-async def run(driver: Driver, isolation: Isolation) -> dict[str, Any]:
-    """Starts a sandbox, measures it and ends it.
+async def run(driver: Driver, isolation: Isolation, template: str = "default") -> dict[str, Any]:
+    """Starts a sandbox of a template, measures it and ends it.
 
     Returns:
         `passed`, `problem`, and, when it ran, `start_ms`, `round_trip_ms`, `destroy_ms`,
@@ -119,7 +119,7 @@ async def run(driver: Driver, isolation: Isolation) -> dict[str, Any]:
     """
     try:
         async with asyncio.timeout(_SECONDS):
-            return await _measure(driver, isolation)
+            return await _measure(driver, isolation, template)
     except (StartFailed, frames.FrameError, OSError, ValueError, KeyError, RuntimeError) as error:
         return {"passed": False, "problem": f"the self-test failed: {error}", "findings": []}
     except TimeoutError:
@@ -127,10 +127,10 @@ async def run(driver: Driver, isolation: Isolation) -> dict[str, Any]:
         return {"passed": False, "problem": problem, "findings": []}
 
 
-async def _measure(driver: Driver, isolation: Isolation) -> dict[str, Any]:
+async def _measure(driver: Driver, isolation: Isolation, template: str) -> dict[str, Any]:
     begin = time.perf_counter()
     container = await driver.create(
-        SandboxRequest(sandbox_id=f"check_{os.getpid()}", template="default", limits=_LIMITS)
+        SandboxRequest(sandbox_id=f"check_{os.getpid()}", template=template, limits=_LIMITS)
     )
     try:
         talk = _Talk(container)
@@ -163,12 +163,15 @@ async def _measure(driver: Driver, isolation: Isolation) -> dict[str, Any]:
 
 
 def _processes(sandbox_id: str) -> Sequence[int]:
-    """A sandbox's processes: the child of this process that names it, and all below."""
+    """A sandbox's processes: the child of this process that names it and all below, or, where an
+    engine started it, those that name it."""
     own = [
         pid
         for pid in procfs.children(os.getpid())
         if sandbox_id.encode() in procfs.read(pid, "cmdline")
     ]
+    if not own:
+        return [pid for pid in procfs.pids() if sandbox_id.encode() in procfs.read(pid, "cmdline")]
     return [*own, *(below for pid in own for below in procfs.descendants(pid))]
 
 

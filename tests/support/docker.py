@@ -8,8 +8,14 @@ from __future__ import annotations
 import functools
 import os
 
-from sandbox.drivers.docker_engine import Engine, EngineProblem, Facts, absence
-from sandbox.drivers.docker_settings import DEFAULT_ENGINE, RUNTIMES, DockerSettings, Template
+from sandbox.drivers.docker_engine import Engine, EngineProblem, Facts
+from sandbox.drivers.docker_settings import (
+    DEFAULT_ENGINE,
+    RUNTIMES,
+    DockerSettings,
+    Template,
+    absence,
+)
 
 IMAGE = "hutch-test/base:latest"
 ADDRESS = os.environ.get("DOCKER_HOST", DEFAULT_ENGINE)
