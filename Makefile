@@ -19,7 +19,7 @@ generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_p
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker soak sim check proto bench lock clean prerequisites
+.PHONY: help demo test test-docker soak sim check images images-pin test-images proto bench lock clean prerequisites
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,15 @@ check: $(STAMP) ## Lint, types, import rules, wire contract, generated files, ti
 	$(call generate,build/stubs)
 	diff -r -x __init__.py -x __pycache__ -x py.typed build/stubs/hutch/v1 hutch/v1
 	$(BIN)/python -m pytest tests/tidy $(PYTEST_ARGS)
+
+images: $(STAMP) ## Build the images that sandboxes may be made from (root, or a user namespace)
+	$(BIN)/python -m images.build $(IMAGES_ARGS)
+
+images-pin: $(STAMP) ## Write the digests of the official Python images, where a registry answers
+	$(BIN)/python -m images.pin
+
+test-images: $(STAMP) ## Build the images twice and look at what is in them
+	$(BIN)/python -m pytest -m images tests/images $(PYTEST_ARGS)
 
 proto: $(STAMP) ## Regenerate hutch/v1 from proto/
 	rm -f hutch/v1/*_pb2*
