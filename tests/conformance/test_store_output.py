@@ -172,3 +172,25 @@ async def test_an_append_waits_while_much_waits_to_be_written(outputs: OutputLog
     assert (count - written) * len(piece) <= 5 * 1024 * 1024
     await promises[-1]
     assert await outputs.size(TENANT, INV, "stdout") == count * len(piece)
+
+
+@pytest.mark.parametrize("piece", [100, 1_500, 4_096, 5_000])
+async def test_a_small_output_reads_the_same_while_it_grows_and_from_the_disk(
+    tmp_path: Path, piece: int
+) -> None:
+    """What is small may be told from memory; what it tells is what the disk holds."""
+    expected = b""
+    async with opened(tmp_path) as stores:
+        for number in range(6):
+            data = bytes([65 + number]) * piece
+            await put(stores.outputs, "stdout", len(expected), data)
+            expected += data
+            for offset in (0, 1, piece, len(expected) - 1, len(expected)):
+                read = await stores.outputs.read(TENANT, INV, "stdout", offset, 3_000)
+                assert read == expected[offset : offset + 3_000]
+        assert await stores.outputs.sync(TENANT, INV, ["stdout"]) == (len(expected),)
+    async with opened(tmp_path) as stores:
+        assert await stores.outputs.read(TENANT, INV, "stdout", 0, 1 << 20) == expected
+        await put(stores.outputs, "stdout", len(expected), b"end")
+        read = await stores.outputs.read(TENANT, INV, "stdout", len(expected) - 2, 10)
+        assert read == expected[-2:] + b"end"
