@@ -43,11 +43,18 @@ from controller.wire.artifact_servicer import ArtifactServicer
 from controller.wire.auth import KeyInterceptor
 from controller.wire.invocation_servicer import InvocationParts, InvocationServicer
 from controller.wire.sessions import Sessions
+from controller.wire.template_servicer import TemplateServicer
 from controller.wire.tool_servers import ToolServers
 from controller.wire.workspace_servicer import WorkspaceParts, WorkspaceServicer
-from hutch.v1 import artifact_service_pb2, invocation_service_pb2, workspace_service_pb2
+from hutch.v1 import (
+    artifact_service_pb2,
+    invocation_service_pb2,
+    template_service_pb2,
+    workspace_service_pb2,
+)
 from hutch.v1.artifact_service_pb2_grpc import add_ArtifactServiceServicer_to_server
 from hutch.v1.invocation_service_pb2_grpc import add_InvocationServiceServicer_to_server
+from hutch.v1.template_service_pb2_grpc import add_TemplateServiceServicer_to_server
 from hutch.v1.workspace_service_pb2_grpc import add_WorkspaceServiceServicer_to_server
 
 log = structlog.get_logger(__name__)
@@ -59,6 +66,7 @@ SERVICES = (
     invocation_service_pb2.DESCRIPTOR.services_by_name["InvocationService"].full_name,
     artifact_service_pb2.DESCRIPTOR.services_by_name["ArtifactService"].full_name,
     workspace_service_pb2.DESCRIPTOR.services_by_name["WorkspaceService"].full_name,
+    template_service_pb2.DESCRIPTOR.services_by_name["TemplateService"].full_name,
 )
 
 
@@ -339,6 +347,8 @@ class Controller:
             WorkspaceParts(loop=self._loop, journal=self._stores.journal, files=self._pool)
         )
         add_WorkspaceServiceServicer_to_server(workspace, server)
+        templates = TemplateServicer(self._config, self._loop, self._pool.link)
+        add_TemplateServiceServicer_to_server(templates, server)
         status = health.HealthServicer()
         for name in ("", *SERVICES):
             status.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -22,6 +22,7 @@ from hutch import (
     convert,
     local,
     starting,
+    templates,
     tool_server,
     transfer,
     types,
@@ -567,6 +568,10 @@ class AsyncClient:
     async def stat_file(self, invocation_id: str, path: str) -> types.WorkspaceFile:
         """Looks at one file or folder of a live sandbox."""
         return await workspace.stat(self._open(), invocation_id, path)
+
+    async def templates(self) -> tuple[types.Template, ...]:
+        """What sandboxes may be made from, the default template first."""
+        return await templates.listing(self._open())
 
     # --- values --------------------------------------------------------------------------------
 

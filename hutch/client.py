@@ -337,6 +337,10 @@ class Client:
         """As `AsyncClient.stat_file`."""
         return self._wait(self._async.stat_file(invocation_id, path))
 
+    def templates(self) -> tuple[types.Template, ...]:
+        """As `AsyncClient.templates`."""
+        return self._wait(self._async.templates())
+
     # --- artifacts -----------------------------------------------------------------------------
 
     def put_artifact(

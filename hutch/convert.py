@@ -35,7 +35,7 @@ STREAMS: Mapping[t.Stream, invocation_service_pb2.OutputStream.ValueType] = {
 }
 
 
-def _word(enum: Any, number: int, prefix: str) -> str:
+def word(enum: Any, number: int, prefix: str) -> str:
     """The lower-case word of an enumerator; empty for 0, `unknown_N` for one of a newer release."""
     if number == 0:
         return ""
@@ -134,16 +134,16 @@ def failure(message: ending_pb2.Failure) -> Failure:
         path=message.mismatch.path,
         expected=message.mismatch.expected,
         got=message.mismatch.got,
-        ending=_word(ending_pb2.EndingKind, message.ending_kind, "ENDING_KIND_"),
+        ending=word(ending_pb2.EndingKind, message.ending_kind, "ENDING_KIND_"),
         reason=message.reason,
     )
 
 
-def _enforcement(items: Iterable[ending_pb2.LimitEnforcement]) -> tuple[t.LimitEnforcement, ...]:
+def enforcement(items: Iterable[ending_pb2.LimitEnforcement]) -> tuple[t.LimitEnforcement, ...]:
     return tuple(
         t.LimitEnforcement(
             limit=item.limit,
-            level=_word(ending_pb2.LimitLevel, item.level, "LIMIT_LEVEL_"),
+            level=word(ending_pb2.LimitLevel, item.level, "LIMIT_LEVEL_"),
             mechanism=item.mechanism,
         )
         for item in items
@@ -156,7 +156,7 @@ def _evidence(message: ending_pb2.Evidence) -> t.Evidence:
         cpu_seconds=_seconds(message, "cpu_time"),
         wall_seconds=_seconds(message, "wall_time"),
         limit=message.limit,
-        enforcement=_enforcement(message.enforcement),
+        enforcement=enforcement(message.enforcement),
         detail=message.detail,
     )
 
@@ -164,9 +164,9 @@ def _evidence(message: ending_pb2.Evidence) -> t.Evidence:
 def ending(message: ending_pb2.Ending) -> t.Ending:
     """An ending from the wire."""
     return t.Ending(
-        kind=_word(ending_pb2.EndingKind, message.kind, "ENDING_KIND_"),
+        kind=word(ending_pb2.EndingKind, message.kind, "ENDING_KIND_"),
         message=message.message,
-        cause=_word(ending_pb2.EndingCause, message.cause, "ENDING_CAUSE_"),
+        cause=word(ending_pb2.EndingCause, message.cause, "ENDING_CAUSE_"),
         failure=failure(message.failure) if message.HasField("failure") else None,
         evidence=_evidence(message.evidence) if message.HasField("evidence") else None,
     )
@@ -179,8 +179,8 @@ def invocation(message: invocation_pb2.Invocation) -> t.Invocation:
         parent_id=message.parent_id,
         lineage=tuple(message.lineage),
         depth=message.depth,
-        mode=_word(invocation_pb2.InvocationMode, message.mode, "INVOCATION_MODE_"),
-        state=_word(invocation_pb2.InvocationState, message.state, "INVOCATION_STATE_"),
+        mode=word(invocation_pb2.InvocationMode, message.mode, "INVOCATION_MODE_"),
+        state=word(invocation_pb2.InvocationState, message.state, "INVOCATION_STATE_"),
         ending=ending(message.ending) if message.HasField("ending") else None,
         value=value(message.value) if message.HasField("value") else None,
         label=message.label,
@@ -194,7 +194,7 @@ def invocation(message: invocation_pb2.Invocation) -> t.Invocation:
         spawn=t.SpawnGrant(**_optional(message.spawn, _SPAWN)),
         resources=t.ResourceLimits(**_optional(message.resources, _RESOURCES)),
         output=t.OutputLimits(**_optional(message.output, _OUTPUT)),
-        enforcement=_enforcement(message.enforcement),
+        enforcement=enforcement(message.enforcement),
         child_count=message.child_count,
         descendant_count=message.descendant_count,
         stdout_bytes=message.stdout_bytes,
@@ -220,7 +220,7 @@ def _detail(message: event_pb2.InvocationEvent) -> t.EventDetail:
         case "state_changed":
             change = message.state_changed
             return t.StateChanged(
-                state=_word(invocation_pb2.InvocationState, change.state, "INVOCATION_STATE_"),
+                state=word(invocation_pb2.InvocationState, change.state, "INVOCATION_STATE_"),
                 attempt=change.attempt,
                 sandbox_id=change.sandbox_id,
             )
@@ -294,7 +294,7 @@ def cell(message: cell_pb2.Cell) -> t.Cell:
     """An ended cell from the wire."""
     return t.Cell(
         cell_id=message.cell_id,
-        outcome=_word(cell_pb2.CellOutcome, message.outcome, "CELL_OUTCOME_"),
+        outcome=word(cell_pb2.CellOutcome, message.outcome, "CELL_OUTCOME_"),
         value=value(message.value) if message.HasField("value") else None,
         failure=failure(message.failure) if message.HasField("failure") else None,
         text=message.text,
@@ -333,7 +333,7 @@ def workspace_file(message: workspace_service_pb2.WorkspaceFile) -> t.WorkspaceF
     kinds = workspace_service_pb2.WorkspaceFileKind
     return t.WorkspaceFile(
         path=message.path,
-        kind=_word(kinds, message.kind, "WORKSPACE_FILE_KIND_"),
+        kind=word(kinds, message.kind, "WORKSPACE_FILE_KIND_"),
         size_bytes=message.size_bytes,
         modify_time=_time(message, "modify_time"),
         mode=message.mode,

@@ -20,6 +20,7 @@ from hutch.errors import ConnectionLostError, HutchError
 from hutch.v1 import (
     artifact_service_pb2_grpc,
     invocation_service_pb2_grpc,
+    template_service_pb2_grpc,
     workspace_service_pb2_grpc,
 )
 
@@ -110,6 +111,7 @@ class Transport:
     Attributes:
         invocations: The stub of `InvocationService`.
         artifacts: The stub of `ArtifactService`.
+        templates: The stub of `TemplateService`.
         workspaces: The stub of `WorkspaceService`.
     """
 
@@ -143,6 +145,7 @@ class Transport:
         self._long = asyncio.Semaphore(LONG_CALLS)
         self.invocations = invocation_service_pb2_grpc.InvocationServiceStub(self._channel)
         self.artifacts = artifact_service_pb2_grpc.ArtifactServiceStub(self._channel)
+        self.templates = template_service_pb2_grpc.TemplateServiceStub(self._channel)
         self.workspaces = workspace_service_pb2_grpc.WorkspaceServiceStub(self._channel)
 
     @property

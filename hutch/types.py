@@ -135,6 +135,35 @@ class ResourceLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What sandboxes of one name are made from.
+
+    Attributes:
+        name: What an invocation asks for as `template`.
+        driver: What makes its sandboxes when an invocation names no driver.
+        isolation: What stands between a sandbox and the machine: `process`, `container`, `kernel`.
+        image: The image, by its digest; empty where the machine's own files are used.
+        runtime: `runc` or `runsc`; empty where no container engine is used.
+        usable: Whether its driver passed its self-check.
+        problem: What the self-check found, with the mend, when it is not usable.
+        limits: What a sandbox gets whose invocation names no limits.
+        enforcement: At which level each limit is held.
+        gaps: What the driver does not hold, each in one sentence.
+    """
+
+    name: str
+    driver: str
+    isolation: str
+    image: str = ""
+    runtime: str = ""
+    usable: bool = True
+    problem: str = ""
+    limits: ResourceLimits = ResourceLimits()
+    enforcement: tuple[LimitEnforcement, ...] = ()
+    gaps: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OutputLimits:
     """How much output is shown inline, and after how much the invocation is ended."""
 

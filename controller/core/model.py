@@ -326,3 +326,4 @@ class Statement:
     levels: tuple[Enforcement, ...] = field(default=())
     usable: bool = True
     problem: str = ""
+    templates: tuple[str, ...] = ("default",)  # those that it makes when no driver is named

@@ -28,6 +28,7 @@ DEFAULT_PATTERNS = ("artifacts/**",)
 DEFAULT_TEMPLATE = "default"
 MICROSECONDS = 1_000_000
 TMPFS_MOUNTS = 3
+_ISOLATION = ("process", "container", "kernel")  # each holds more than the one before
 PROCESS_HELD = frozenset({"open_files"})
 _LIMIT_NAMES = {
     "memory_limit_bytes": "memory",
@@ -86,7 +87,9 @@ def for_root(
     if over:
         field_name = over[0].partition(" ")[0]
         raise Refused(Reason.FIELD_INVALID, "; ".join(over), field=field_name)
-    statement = _statement_for(spec, tuple(statements))
+    stated = tuple(statements)
+    template = _template(spec, stated) or DEFAULT_TEMPLATE
+    statement = _statement_for(spec.driver, template, stated)
     demanded = _demanded(spec.resources)
     _check_enforceable(demanded, statement)
     interactive = spec.mode is Mode.INTERACTIVE
@@ -102,7 +105,7 @@ def for_root(
         demanded_limits=demanded,
         deadline_us=now_us + int(seconds * MICROSECONDS),
         driver=spec.driver,
-        template=_template(spec),
+        template=template,
         artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
         output_view_bytes=view,
         output_limit_bytes=output,
@@ -154,7 +157,11 @@ def for_child(
         raise Refused(Reason.GRANT_DENIED, message, excess=", ".join(excess))
     tools = granted_tools(spec.tools, None if client else node, limits.tool_timeout_seconds.maximum)
     named = _demanded(spec.resources)
-    _check_enforceable(named, _statement_for(spec, tuple(statements), parent.driver))
+    stated = tuple(statements)
+    template = _template(spec, stated) or parent.template
+    statement = _statement_for(parent.driver, template, stated)
+    _check_isolation(statement, _statement_for(parent.driver, parent.template, stated))
+    _check_enforceable(named, statement)
     deadline = parent.deadline_us
     if spec.timeout_seconds is not None:
         asked = min(spec.timeout_seconds, limits.timeout_seconds.maximum)
@@ -165,7 +172,7 @@ def for_child(
         demanded_limits=tuple(dict.fromkeys(parent.demanded_limits + named)),
         deadline_us=deadline,
         driver=parent.driver,
-        template=_template(spec) if spec.template else parent.template,
+        template=template,
         artifact_patterns=spec.artifact_patterns or DEFAULT_PATTERNS,
         output_view_bytes=view,
         output_limit_bytes=output,
@@ -198,10 +205,12 @@ def _child_resources(
     )
 
 
-def _template(spec: InvocationSpec) -> str:
-    if spec.template not in ("", DEFAULT_TEMPLATE):
-        raise Refused(Reason.FIELD_INVALID, f"unknown template {spec.template!r}", field="template")
-    return DEFAULT_TEMPLATE
+def _template(spec: InvocationSpec, statements: tuple[Statement, ...]) -> str:
+    known = dict.fromkeys(name for item in statements for name in item.templates)
+    if spec.template and spec.template not in (known or (DEFAULT_TEMPLATE,)):
+        message = f"unknown template {spec.template!r}; there are {', '.join(known) or 'none'}"
+        raise Refused(Reason.FIELD_INVALID, message, field="template")
+    return spec.template
 
 
 def _demanded(request: ResourceRequest) -> tuple[str, ...]:
@@ -213,17 +222,27 @@ def _demanded(request: ResourceRequest) -> tuple[str, ...]:
 
 
 def _statement_for(
-    spec: InvocationSpec, statements: tuple[Statement, ...], inherited: str = ""
+    wanted: str, template: str, statements: tuple[Statement, ...]
 ) -> Statement | None:
-    wanted = spec.driver or inherited
+    """What is stated by the driver that is wanted, else by the one that makes the template."""
     if not wanted:
-        return statements[0] if statements else None
+        makers = [item for item in statements if template in item.templates]
+        return next(iter(makers or statements), None)
     for statement in statements:
         if statement.driver == wanted:
             return statement
     if statements:
         raise Refused(Reason.FIELD_INVALID, f"no host has the driver {wanted!r}", field="driver")
     return None
+
+
+def _check_isolation(child: Statement | None, parent: Statement | None) -> None:
+    if child is None or parent is None:
+        return
+    if _ISOLATION.index(child.isolation) < _ISOLATION.index(parent.isolation):
+        excess = f"isolation={child.isolation} (the parent has {parent.isolation})"
+        message = f"a child's template may not isolate less: {excess}"
+        raise Refused(Reason.GRANT_DENIED, message, excess=excess)
 
 
 def _check_enforceable(demanded: tuple[str, ...], statement: Statement | None) -> None:

@@ -7,6 +7,7 @@ begins again when that breaks. A host that stays away for longer than the grace 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from controller.core.ids import HostId, SandboxId
 from controller.core.model import Statement
 from controller.engine import events as ev
 from controller.hosts.services import Services
-from hutch.v1 import host_pb2
+from hutch.v1 import host_pb2, template_pb2
 from hutch.v1 import host_service_pb2 as hs
 from hutch.v1.host_service_pb2_grpc import HostServiceStub
 
@@ -53,6 +54,7 @@ class HostLink:
         self.stub: HostServiceAsyncStub = HostServiceStub(self._channel)
         self.host_id = HostId("")
         self.host_generation = 0
+        self.host: host_pb2.Host | None = None  # as it described itself when it joined
         self.connected = asyncio.Event()
         self.joined = asyncio.Event()  # set for good at the first time
         self.problem = ""
@@ -90,6 +92,7 @@ class HostLink:
         held = await self.stub.ListSandboxes(hs.ListSandboxesRequest(), timeout=CALL_SECONDS)
         self.host_id = HostId(host.host_id)
         self.host_generation = host.host_generation
+        self.host = host
         sandboxes = tuple(SandboxId(item.sandbox_id) for item in held.sandboxes)
         await self._destroy_strays(sandboxes)  # or they would hold slots that the engine gives out
         await self._services.loop.post(
@@ -97,7 +100,7 @@ class HostLink:
                 host_id=self.host_id,
                 host_generation=host.host_generation,
                 capacity=host.capacity,
-                statements=tuple(_statement(item) for item in host.drivers),
+                statements=tuple(_statement(item, host.templates) for item in host.drivers),
             )
         )
         self.problem = ""
@@ -164,7 +167,9 @@ class HostLink:
         await self._channel.close()
 
 
-def _statement(statement: host_pb2.DriverStatement) -> Statement:
+def _statement(
+    statement: host_pb2.DriverStatement, templates: Iterable[template_pb2.Template]
+) -> Statement:
     isolation = host_pb2.IsolationLevel.Name(statement.isolation)
     return Statement(
         driver=statement.driver,
@@ -172,4 +177,5 @@ def _statement(statement: host_pb2.DriverStatement) -> Statement:
         levels=enforcement_in(statement.enforcement),
         usable=statement.usable,
         problem=statement.problem,
+        templates=tuple(item.name for item in templates if item.driver == statement.driver),
     )

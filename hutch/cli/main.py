@@ -14,7 +14,7 @@ import typer
 import typer.main
 from rich.text import Text
 
-from hutch.cli import artifacts, context, display, doctor, look, run, shell, up
+from hutch.cli import artifacts, context, display, doctor, look, run, shell, templates, up
 from hutch.errors import HutchError, NotFoundError
 
 # Typer's own base of usage errors, by whichever package it takes it from.
@@ -64,6 +64,7 @@ app.command("logs")(look.logs)
 app.command("story")(look.story)
 app.command("cancel")(look.cancel)
 app.add_typer(artifacts.app, name="artifacts")
+app.command("templates")(templates.templates)
 app.command("doctor")(doctor.doctor)
 
 

@@ -26,25 +26,26 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from hutch.v1 import ending_pb2 as hutch_dot_v1_dot_ending__pb2
 from hutch.v1 import invocation_pb2 as hutch_dot_v1_dot_invocation__pb2
+from hutch.v1 import template_pb2 as hutch_dot_v1_dot_template__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13hutch/v1/host.proto\x12\x08hutch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15hutch/v1/ending.proto\x1a\x19hutch/v1/invocation.proto\"\xae\x01\n\x0f\x44riverStatement\x12\x0e\n\x06\x64river\x18\x01 \x01(\t\x12+\n\tisolation\x18\x02 \x01(\x0e\x32\x18.hutch.v1.IsolationLevel\x12/\n\x0b\x65nforcement\x18\x03 \x03(\x0b\x32\x1a.hutch.v1.LimitEnforcement\x12\x0c\n\x04gaps\x18\x04 \x03(\t\x12\x0e\n\x06usable\x18\x05 \x01(\x08\x12\x0f\n\x07problem\x18\x06 \x01(\t\"\xe0\x01\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x17\n\x0fhost_generation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x15\n\rframe_version\x18\x04 \x01(\r\x12*\n\x07\x64rivers\x18\x05 \x03(\x0b\x32\x19.hutch.v1.DriverStatement\x12\x10\n\x08\x63\x61pacity\x18\x06 \x01(\r\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x64\x65velopment_only\x18\x08 \x01(\x08\"\xc4\x01\n\x07Sandbox\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x15\n\rinvocation_id\x18\x02 \x01(\t\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.hutch.v1.SandboxState\x12\x13\n\x0bowner_epoch\x18\x04 \x01(\x04\x12$\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x12.hutch.v1.Evidence\x12,\n\twall_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa8\x01\n\x0bSandboxSpec\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12\x10\n\x08template\x18\x03 \x01(\t\x12+\n\tresources\x18\x04 \x01(\x0b\x32\x18.hutch.v1.ResourceLimits\x12\x17\n\x0f\x64\x65manded_limits\x18\x05 \x03(\t\x12\x1a\n\x12output_limit_bytes\x18\x06 \x01(\x04*\x89\x01\n\x0eIsolationLevel\x12\x1f\n\x1bISOLATION_LEVEL_UNSPECIFIED\x10\x00\x12\x1b\n\x17ISOLATION_LEVEL_PROCESS\x10\x01\x12\x1d\n\x19ISOLATION_LEVEL_CONTAINER\x10\x02\x12\x1a\n\x16ISOLATION_LEVEL_KERNEL\x10\x03*\x98\x01\n\x0cSandboxState\x12\x1d\n\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SANDBOX_STATE_STARTING\x10\x01\x12\x17\n\x13SANDBOX_STATE_READY\x10\x02\x12\x1c\n\x18SANDBOX_STATE_DESTROYING\x10\x03\x12\x16\n\x12SANDBOX_STATE_GONE\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13hutch/v1/host.proto\x12\x08hutch.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15hutch/v1/ending.proto\x1a\x19hutch/v1/invocation.proto\x1a\x17hutch/v1/template.proto\"\xae\x01\n\x0f\x44riverStatement\x12\x0e\n\x06\x64river\x18\x01 \x01(\t\x12+\n\tisolation\x18\x02 \x01(\x0e\x32\x18.hutch.v1.IsolationLevel\x12/\n\x0b\x65nforcement\x18\x03 \x03(\x0b\x32\x1a.hutch.v1.LimitEnforcement\x12\x0c\n\x04gaps\x18\x04 \x03(\t\x12\x0e\n\x06usable\x18\x05 \x01(\x08\x12\x0f\n\x07problem\x18\x06 \x01(\t\"\x87\x02\n\x04Host\x12\x0f\n\x07host_id\x18\x01 \x01(\t\x12\x17\n\x0fhost_generation\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\t\x12\x15\n\rframe_version\x18\x04 \x01(\r\x12*\n\x07\x64rivers\x18\x05 \x03(\x0b\x32\x19.hutch.v1.DriverStatement\x12\x10\n\x08\x63\x61pacity\x18\x06 \x01(\r\x12.\n\nstart_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10\x64\x65velopment_only\x18\x08 \x01(\x08\x12%\n\ttemplates\x18\t \x03(\x0b\x32\x12.hutch.v1.Template\"\xc4\x01\n\x07Sandbox\x12\x12\n\nsandbox_id\x18\x01 \x01(\t\x12\x15\n\rinvocation_id\x18\x02 \x01(\t\x12%\n\x05state\x18\x03 \x01(\x0e\x32\x16.hutch.v1.SandboxState\x12\x13\n\x0bowner_epoch\x18\x04 \x01(\x04\x12$\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x12.hutch.v1.Evidence\x12,\n\twall_time\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xa8\x01\n\x0bSandboxSpec\x12\x15\n\rinvocation_id\x18\x01 \x01(\t\x12\x0e\n\x06\x64river\x18\x02 \x01(\t\x12\x10\n\x08template\x18\x03 \x01(\t\x12+\n\tresources\x18\x04 \x01(\x0b\x32\x18.hutch.v1.ResourceLimits\x12\x17\n\x0f\x64\x65manded_limits\x18\x05 \x03(\t\x12\x1a\n\x12output_limit_bytes\x18\x06 \x01(\x04*\x89\x01\n\x0eIsolationLevel\x12\x1f\n\x1bISOLATION_LEVEL_UNSPECIFIED\x10\x00\x12\x1b\n\x17ISOLATION_LEVEL_PROCESS\x10\x01\x12\x1d\n\x19ISOLATION_LEVEL_CONTAINER\x10\x02\x12\x1a\n\x16ISOLATION_LEVEL_KERNEL\x10\x03*\x98\x01\n\x0cSandboxState\x12\x1d\n\x19SANDBOX_STATE_UNSPECIFIED\x10\x00\x12\x1a\n\x16SANDBOX_STATE_STARTING\x10\x01\x12\x17\n\x13SANDBOX_STATE_READY\x10\x02\x12\x1c\n\x18SANDBOX_STATE_DESTROYING\x10\x03\x12\x16\n\x12SANDBOX_STATE_GONE\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'hutch.v1.host_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ISOLATIONLEVEL']._serialized_start=923
-  _globals['_ISOLATIONLEVEL']._serialized_end=1060
-  _globals['_SANDBOXSTATE']._serialized_start=1063
-  _globals['_SANDBOXSTATE']._serialized_end=1215
-  _globals['_DRIVERSTATEMENT']._serialized_start=149
-  _globals['_DRIVERSTATEMENT']._serialized_end=323
-  _globals['_HOST']._serialized_start=326
-  _globals['_HOST']._serialized_end=550
-  _globals['_SANDBOX']._serialized_start=553
-  _globals['_SANDBOX']._serialized_end=749
-  _globals['_SANDBOXSPEC']._serialized_start=752
-  _globals['_SANDBOXSPEC']._serialized_end=920
+  _globals['_ISOLATIONLEVEL']._serialized_start=987
+  _globals['_ISOLATIONLEVEL']._serialized_end=1124
+  _globals['_SANDBOXSTATE']._serialized_start=1127
+  _globals['_SANDBOXSTATE']._serialized_end=1279
+  _globals['_DRIVERSTATEMENT']._serialized_start=174
+  _globals['_DRIVERSTATEMENT']._serialized_end=348
+  _globals['_HOST']._serialized_start=351
+  _globals['_HOST']._serialized_end=614
+  _globals['_SANDBOX']._serialized_start=617
+  _globals['_SANDBOX']._serialized_end=813
+  _globals['_SANDBOXSPEC']._serialized_start=816
+  _globals['_SANDBOXSPEC']._serialized_end=984
 # @@protoc_insertion_point(module_scope)

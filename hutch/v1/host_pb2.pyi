@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from hutch.v1 import ending_pb2 as _ending_pb2
 from hutch.v1 import invocation_pb2 as _invocation_pb2
+from hutch.v1 import template_pb2 as _template_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -143,6 +144,7 @@ class Host(_message.Message):
     CAPACITY_FIELD_NUMBER: _builtins.int
     START_TIME_FIELD_NUMBER: _builtins.int
     DEVELOPMENT_ONLY_FIELD_NUMBER: _builtins.int
+    TEMPLATES_FIELD_NUMBER: _builtins.int
     host_id: _builtins.str
     """The id, `hst_...`, kept across restarts."""
     host_generation: _builtins.int
@@ -163,6 +165,10 @@ class Host(_message.Message):
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When it started."""
 
+    @_builtins.property
+    def templates(self) -> _containers.RepeatedCompositeFieldContainer[_template_pb2.Template]:
+        """What its sandboxes may be made from, the default one first."""
+
     def __init__(
         self,
         *,
@@ -174,10 +180,11 @@ class Host(_message.Message):
         capacity: _builtins.int = ...,
         start_time: _timestamp_pb2.Timestamp | None = ...,
         development_only: _builtins.bool = ...,
+        templates: _abc.Iterable[_template_pb2.Template] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "development_only", b"development_only", "drivers", b"drivers", "frame_version", b"frame_version", "host_generation", b"host_generation", "host_id", b"host_id", "start_time", b"start_time", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "development_only", b"development_only", "drivers", b"drivers", "frame_version", b"frame_version", "host_generation", b"host_generation", "host_id", b"host_id", "start_time", b"start_time", "templates", b"templates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_type_hints
 from sandbox.drivers.docker_settings import RUNTIMES, DockerSettings, Template
 
 MIB = 1024 * 1024
+DEFAULT_TEMPLATE = "default"  # of an invocation that names none; it is always there
 _T = TypeVar("_T")
 _KINDS = (str, int, float, tuple[str, ...])  # of what a table may hold
 
@@ -32,7 +33,7 @@ class HostConfig:
     """The default driver."""
     capacity: int = 0
     """How many sandboxes at once; 0 computes min(8 x cores, memory / 512 MiB)."""
-    templates: tuple[str, ...] = ("default",)
+    templates: tuple[str, ...] = (DEFAULT_TEMPLATE,)
     """The templates that sandboxes may be made from."""
     lease_seconds: float = 60.0
     """How long the owner's lease lasts after its last `WatchHost` stream was cut."""
@@ -127,7 +128,7 @@ def load(path: Path | None, **overrides: Any) -> HostConfig:
     docker = dataclasses.replace(docker, templates=templates)
     values = {**_table(source, document, "host"), **given}
     if templates:
-        values.setdefault("templates", list(templates))
+        values.setdefault("templates", list({DEFAULT_TEMPLATE: None, **templates}))
     return dataclasses.replace(_checked(f"{source}: [host]", HostConfig, values), docker=docker)
 
 

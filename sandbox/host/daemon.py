@@ -175,7 +175,7 @@ async def serving(
             capacity=config.capacity or settings.default_capacity(),
             pool=Pool(_shapes(config, offers), workshop),
         )
-        describe = _describer(identity, offers, table.capacity)
+        describe = _describer(config, identity, offers, table.capacity)
         servicer = HostServicer(describe=describe, table=table, fence=fence, lease=lease)
         health = health_aio.HealthServicer()
         server = _server(config, servicer, health, table.capacity)
@@ -221,7 +221,7 @@ def _shapes(config: HostConfig, offers: Mapping[str, Offer]) -> dict[Shape, Driv
 
 
 def _describer(
-    identity: Identity, offers: Mapping[str, Offer], capacity: int
+    config: HostConfig, identity: Identity, offers: Mapping[str, Offer], capacity: int
 ) -> Callable[[], host_pb2.Host]:
     started = Timestamp()
     started.FromDatetime(datetime.now(UTC))
@@ -231,6 +231,7 @@ def _describer(
         version=version(),
         frame_version=frames.FRAME_VERSION,
         drivers=[evidence.statement(offer.statement) for offer in offers.values()],
+        templates=evidence.templates(config, next(iter(offers))),
         capacity=capacity,
         start_time=started,
         # No wall between tenants: an ordinary user's sandboxes share its uid.

@@ -10,8 +10,10 @@ from collections.abc import Iterable
 
 from google.protobuf.duration_pb2 import Duration
 
-from hutch.v1 import ending_pb2, host_pb2
+from hutch.v1 import ending_pb2, host_pb2, template_pb2
+from sandbox.drivers.docker_settings import Template
 from sandbox.drivers.driver import Enforcement, Isolation, Level, Limits, Measurement, Statement
+from sandbox.host.config import HostConfig
 
 MAX_DETAIL = 2_000
 
@@ -54,6 +56,22 @@ def statement(stated: Statement) -> host_pb2.DriverStatement:
         usable=stated.usable,
         problem=stated.problem,
     )
+
+
+def templates(config: HostConfig, default: str) -> list[template_pb2.Template]:
+    """What sandboxes may be made from; `default` is the driver of those that name no image."""
+    made = []
+    for name in config.templates:
+        found = config.docker.templates.get(name, Template())
+        made.append(
+            template_pb2.Template(
+                name=name,
+                driver=found.driver or default,
+                image=found.image,
+                runtime=found.runtime if found.image else "",
+            )
+        )
+    return made
 
 
 def since(measurement: Measurement, before: Measurement) -> Measurement:

@@ -150,6 +150,9 @@ class SandboxTable:
         if template not in config.templates:
             raise field_invalid("spec.template", f"there is no template {template!r}")
         name = spec.driver or config.driver_of(template) or next(iter(self.offers))
+        if config.driver_of(template) not in ("", name):
+            made = f"template {template!r} is made by {config.driver_of(template)}, not {name!r}"
+            raise field_invalid("spec.driver", made)
         offer = self.offers.get(name)
         if offer is None:
             offered = ", ".join(self.offers)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from controller.config import Limits
 from controller.core.errors import Reason, Refused
-from controller.core.model import Enforcement, ResourceRequest, SpawnRequest, Statement
+from controller.core.model import (
+    Enforcement,
+    Granted,
+    InvocationSpec,
+    ResourceRequest,
+    SpawnRequest,
+    Statement,
+)
+from controller.engine.grants import for_child, for_root
 from controller.engine.state import Node
 from tests.support.engine_world import World, program
 
@@ -159,3 +168,53 @@ def test_without_any_host_a_root_is_refused() -> None:
     with pytest.raises(Refused) as refused:
         world.request()
     assert refused.value.reason is Reason.HOST_UNAVAILABLE
+
+
+def _offered(driver: str, isolation: str, *templates: str) -> Statement:
+    return Statement(driver=driver, isolation=isolation, templates=templates)
+
+
+def _granted(spec: InvocationSpec, statements: tuple[Statement, ...]) -> Granted:
+    return for_root(spec, Limits(), statements, 0)
+
+
+def test_a_template_that_a_host_has_is_granted_and_an_unknown_one_names_those() -> None:
+    offered = (
+        _offered("bubblewrap", "container", "default"),
+        _offered("docker", "container", "data"),
+    )
+    assert _granted(program(template="data"), offered).template == "data"
+    assert _granted(program(), offered).template == "default"
+    with pytest.raises(Refused, match="there are default, data") as refused:
+        _granted(program(template="other"), offered)
+    assert refused.value.reason is Reason.FIELD_INVALID
+    assert refused.value.details["field"] == "template"
+
+
+def test_a_named_limit_is_held_by_the_driver_that_makes_the_template() -> None:
+    weak = _offered("bubblewrap", "container", "default")
+    strong = Statement(
+        driver="docker",
+        isolation="container",
+        templates=("data",),
+        levels=(Enforcement(limit="pids", level="sandbox", mechanism="pids cgroup"),),
+    )
+    named = ResourceRequest(pids_limit=64)
+    assert _granted(program(template="data", resources=named), (weak, strong)).demanded_limits
+    with pytest.raises(Refused) as refused:
+        _granted(program(resources=named), (weak, strong))
+    assert refused.value.reason is Reason.NOT_ENFORCEABLE
+
+
+def test_a_childs_template_may_isolate_more_than_its_parents_and_never_less() -> None:
+    world = World()
+    weak = _offered("bubblewrap", "container", "default")
+    strong = _offered("docker-runsc", "kernel", "walled")
+    node = world.request()
+    granted = for_child(program(template="walled"), node, Limits(), (weak, strong), 0)
+    assert granted.template == "walled"
+    node.granted = granted
+    assert for_child(program(), node, Limits(), (weak, strong), 0).template == "walled"
+    with pytest.raises(Refused, match="isolation=container") as refused:
+        for_child(program(template="default"), node, Limits(), (weak, strong), 0)
+    assert refused.value.reason is Reason.GRANT_DENIED

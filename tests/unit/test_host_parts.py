@@ -16,6 +16,7 @@ from sandbox.drivers.driver import Limits, Measurement
 from sandbox.host import errors, evidence
 from sandbox.host.config import ConfigError, HostConfig, load
 from sandbox.host.errors import HostError
+from sandbox.host.evidence import templates
 from sandbox.host.identity import StateDamaged, check_version, next_identity
 from sandbox.host.lease import Lease
 from sandbox.host.nursery import Nursery
@@ -39,6 +40,20 @@ def test_settings_come_from_the_file_and_the_command_line_wins(tmp_path: Path) -
     assert (config.capacity, config.templates) == (4, ("default", "data"))
     assert (config.lease_seconds, config.driver) == (5.0, "bubblewrap")
     assert load(None) == HostConfig()
+
+
+def test_a_template_is_named_by_its_table_and_the_default_one_is_always_there(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "hutch.toml"
+    image = f"sha256:{'0' * 64}"
+    path.write_text(f'[templates.data]\nimage = "{image}"\nruntime = "runsc"\n')
+    config = load(path)
+    assert config.templates == ("default", "data")
+    own, walled = templates(config, "bubblewrap")
+    assert (own.name, own.driver, own.image, own.runtime) == ("default", "bubblewrap", "", "")
+    assert (walled.name, walled.driver) == ("data", "docker-runsc")
+    assert (walled.image, walled.runtime) == (image, "runsc")
 
 
 @pytest.mark.parametrize(
