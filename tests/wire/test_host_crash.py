@@ -13,6 +13,7 @@ import pytest
 from hutch.v1 import host_service_pb2 as pb
 from hutch.v1 import host_service_pb2_grpc
 from tests.support.host import make_cell, make_spec
+from tests.support.leaks import is_alive
 from tests.wire.test_host_process import start
 
 SANDBOXES = 4
@@ -66,4 +67,50 @@ def test_case_50_what_a_killed_host_leaves_is_gone_once_the_next_one_is_ready(
         with grpc.insecure_channel(f"unix:{second.line['socket']}") as channel:
             stub = host_service_pb2_grpc.HostServiceStub(channel)
             assert not stub.ListSandboxes(pb.ListSandboxesRequest()).sandboxes
+        assert second.end() == 0
+
+
+def descendants(ancestor: int) -> set[int]:
+    """The processes below one."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.name)] = int(fields[1])
+    found, layer = set(), {ancestor}
+    while layer:
+        layer = {pid for pid, parent in parents.items() if parent in layer}
+        found |= layer
+    return found
+
+
+@pytest.mark.parametrize("made", range(1, 6))
+def test_a_host_that_is_killed_while_it_makes_sandboxes_ahead_leaves_none_of_them(
+    tmp_path: Path, made: int
+) -> None:
+    """At five moments, one process later each. They are nobody's yet: the next host finds them by
+    what they are."""
+    state, config = tmp_path / "host", tmp_path / "hutch.toml"
+    config.write_text("[host]\npool_size = 4\npool_spare_memory_bytes = 0\n")
+    options = ("--config", str(config))
+    with start(state, *options, driver="bubblewrap") as first:
+        if not first.line["ready"]:
+            pytest.skip(first.line["problem"])
+        with grpc.insecure_channel(f"unix:{first.line['socket']}") as channel:
+            stub: Any = host_service_pb2_grpc.HostServiceStub(channel)
+            attach = pb.SandboxAttach(
+                sandbox_id="sbx_first", owner_epoch=1, host_generation=1, spec=make_spec()
+            )
+            stream = stub.AttachSandbox(iter([pb.AttachSandboxRequest(attach=attach)]))
+            kinds = [next(stream).WhichOneof("event") for _ in range(2)]
+            assert kinds == ["attached", "ready"]
+            while len(left := descendants(first.process.pid)) < made:
+                pass
+            assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    with start(state, *options, driver="bubblewrap") as second:
+        assert second.line["ready"] is True
+        assert not [pid for pid in left if is_alive(pid)]
         assert second.end() == 0
