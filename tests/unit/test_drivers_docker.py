@@ -70,9 +70,9 @@ def test_both_filters_answer_every_named_call_alike() -> None:
 
 @given(name=st.sampled_from(sorted(policy.CONDITIONAL)), arguments=st.tuples(*[INTERESTING] * 3))
 def test_both_filters_judge_arguments_alike(name: str, arguments: tuple[int, ...]) -> None:
-    """Exactly one rule matches, so no order of rules matters."""
+    """The rules that match a call agree, so their order does not matter."""
     arguments = (*arguments, 0, 0, 0)
-    assert answers(name, arguments) == [filtered(name, arguments)]
+    assert set(answers(name, arguments)) == {filtered(name, arguments)}
 
 
 @given(values=st.frozensets(INTERESTING, max_size=5), number=INTERESTING)
@@ -84,8 +84,10 @@ def test_a_cover_leaves_out_the_given_numbers_only(values: frozenset[int], numbe
 @pytest.mark.parametrize(
     ("version", "count"),
     [
-        ("1.0.0-rc6", 4), ("1.1.5+ds1", 4), ("1.1.11", 4), ("1.1.12", 3), ("1.2.7", 3), ("1.2.8", 0),
-        ("1.3.2", 3), ("1.3.3", 0), ("1.4.0-rc.2", 3), ("1.4.0-rc.3", 0), ("1.4.0", 0), ("2.0.0", 0),
+        ("1.0.0-rc6", 4), ("1.1.5+ds1", 4), ("1.1.11", 4), ("1.1.12", 3), ("1.2.7", 3),
+        ("1.2.8", 0),
+        ("1.3.2", 3), ("1.3.3", 0), ("1.4.0-rc.2", 3), ("1.4.0-rc.3", 0),
+        ("1.4.0", 0), ("2.0.0", 0),
     ],
 )  # fmt: skip
 def test_case_s1_versions_with_known_escapes_are_known(version: str, count: int) -> None:
@@ -141,8 +143,13 @@ def test_standard_output_comes_whole_however_it_is_cut(
 async def test_a_hangup_is_told_once_though_nobody_reads(attached: Any) -> None:
     channel, theirs = attached
     hangups, told = Hangups(), asyncio.Event()
-    calls = []
-    hangups.watch(channel, lambda: (calls.append(1), told.set()))
+    calls: list[int] = []
+
+    def call() -> None:
+        calls.append(1)
+        told.set()
+
+    hangups.watch(channel, call)
     theirs.sendall(piece(1, b"unread"))
     await asyncio.sleep(0)
     assert not calls
