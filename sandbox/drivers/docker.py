@@ -62,7 +62,13 @@ _ISOLATION = {"runc": Isolation.CONTAINER, "runsc": Isolation.KERNEL}
 _KERNEL_THREADS = {"runc": 0, "runsc": 64}
 _GAPS = {
     "runc": (gaps.SHARED_KERNEL, gaps.SHARED_UIDS, gaps.COUNTERS_END),
-    "runsc": (gaps.ENDS_WHOLE, gaps.COUNTERS_END, gaps.UNSEEN_DISK, gaps.OPEN_PROC),
+    "runsc": (
+        gaps.ENDS_WHOLE,
+        gaps.FILTER_IGNORED,
+        gaps.COUNTERS_END,
+        gaps.UNSEEN_DISK,
+        gaps.OPEN_PROC,
+    ),
 }
 _UNUSABLE = (EngineProblem, StartFailed, packing.PackingFailed, OSError)
 
@@ -183,7 +189,7 @@ class DockerDriver:
         known = docker_runtimes.known_escapes(self._runtime, facts.version_of(self._runtime))
         if not known:
             return ()
-        return (f"{self._named(facts)} has known escapes ({known}); it was allowed by name.",)
+        return (gaps.KNOWN_ESCAPES.replace("…", "{}").format(self._named(facts), known),)
 
     def _remove_leftovers(self, engine: Engine) -> None:
         """Ends what an earlier host of this owner left behind, and nobody else's."""

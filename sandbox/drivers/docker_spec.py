@@ -81,7 +81,7 @@ def build(
         "Tty": False,
         "Healthcheck": {"Test": ["NONE"]},  # an image's own would run beside the supervisor
         "HostConfig": {
-            **_walls(runtime),
+            **build_walls(runtime),
             **_limits(limits, more_processes),
             "Tmpfs": dict.fromkeys(WRITABLE, f"{_TMPFS_OPTIONS},size={tmpfs_bytes}"),
             "Mounts": [_bind(mount) for mount in mounts],
@@ -94,7 +94,8 @@ def cpu_mount(source: Path) -> Mount:
     return Mount(source=source, target=_CPUS)
 
 
-def _walls(runtime: str) -> dict[str, Any]:
+def build_walls(runtime: str) -> dict[str, Any]:
+    """What keeps a container in, whatever it is for."""
     return {
         "Runtime": runtime,
         "NetworkMode": "none",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.drivers import procfs
+from sandbox.drivers import gaps, procfs
 from sandbox.drivers.driver import (
     StartFailed,
 )
@@ -36,6 +36,14 @@ async def test_a_sandbox_becomes_ready_and_runs_cells(subject: Subject) -> None:
     ran = await speaker.run("print(6 * 7)")
     assert ran.outcome == "completed"
     assert ran.last == 42
+
+
+async def test_every_gap_that_is_stated_is_documented(subject: Subject) -> None:
+    known = gaps.BY_DRIVER[subject.driver.name]
+    stated = subject.statement.gaps
+    assert [text for text in stated if not any(gap.is_stated_by(text) for gap in known)] == []
+    always = [gap.words for gap in known if gap.when == "always"]
+    assert set(always) <= set(stated)
 
 
 async def test_destroy_ends_daemons_that_ignore_signals_and_left_their_session(

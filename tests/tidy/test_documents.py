@@ -10,6 +10,7 @@ import re
 import pytest
 
 from hutch.v1 import ending_pb2, error_reason_pb2
+from sandbox.drivers import document
 from tests.support import repository
 from tests.support.repository import ROOT
 
@@ -25,11 +26,15 @@ KINDS = [
 ]
 
 
-def _rows(document: str) -> list[list[str]]:
+def test_the_page_about_drivers_is_what_they_state() -> None:
+    assert document.DOCUMENT.read_text(encoding="utf-8") == document.render()
+
+
+def _rows(name: str) -> list[list[str]]:
     """The cells of every table row of a document."""
     return [
         [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        for line in (ROOT / "docs" / document).read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / "docs" / name).read_text(encoding="utf-8").splitlines()
         if line.startswith("| ")
     ]
 
