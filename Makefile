@@ -59,6 +59,8 @@ images-pin: $(STAMP) ## Write the digests of the official Python images, where a
 	$(BIN)/python -m images.pin
 
 test-images: $(STAMP) ## Build the images twice and look at what is in them
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --require-hashes --upgrade \
+	    --requirement tests/images/requirements.lock --target build/test-images
 	$(BIN)/python -m pytest -m images tests/images $(PYTEST_ARGS)
 
 proto: $(STAMP) ## Regenerate hutch/v1 from proto/

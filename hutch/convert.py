@@ -140,6 +140,7 @@ def failure(message: ending_pb2.Failure) -> Failure:
 
 
 def enforcement(items: Iterable[ending_pb2.LimitEnforcement]) -> tuple[t.LimitEnforcement, ...]:
+    """At which level each limit is held."""
     return tuple(
         t.LimitEnforcement(
             limit=item.limit,

@@ -19,8 +19,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +30,6 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "build" / "images"
 NAMES = ("base", "data")
 WAYS = ("debian", "official")
-FETCH_SECONDS = 20
 # Of the build itself: a change to any of them makes other images.
 SOURCES = ("archive.py", "build.py", "debian.json", "finish.py", "sbom.py")
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -51,6 +48,8 @@ class Recipe:
     way: str
     packages: tuple[str, ...]
     requirements: Path | None
+    mirror: str = ""
+    """Where Debian's packages come from, an address or an APT line; empty: Debian's own mirrors."""
 
     @property
     def folder(self) -> Path:
@@ -73,7 +72,7 @@ class Built:
     `image.json`."""
 
 
-def recipe(name: str, way: str = "debian") -> Recipe:
+def recipe(name: str, way: str = "debian", mirror: str = "") -> Recipe:
     """Reads an image's recipe."""
     found = json.loads((HERE / name / "image.json").read_text("utf-8"))
     lock = found["requirements"]
@@ -82,6 +81,7 @@ def recipe(name: str, way: str = "debian") -> Recipe:
         way=way,
         packages=tuple(found["packages"]),
         requirements=HERE / name / lock if lock else None,
+        mirror=mirror,
     )
 
 
@@ -97,7 +97,7 @@ def build(made: Recipe, out: Path = OUT, *, fresh: bool = False) -> Built:
         BuildProblem: a tool, a right or a package source is missing.
     """
     debian = json.loads((HERE / "debian.json").read_text("utf-8"))
-    key = inputs_digest(made, debian)
+    key = inputs_digest(made)
     folder = out / made.name / key[:16]
     if not fresh and (folder / "image.json").exists():
         return _read(folder)
@@ -120,11 +120,13 @@ def build(made: Recipe, out: Path = OUT, *, fresh: bool = False) -> Built:
     return _read(folder)
 
 
-def inputs_digest(made: Recipe, debian: dict[str, Any]) -> str:
+def inputs_digest(made: Recipe) -> str:
     """The digest of all that goes into an image, in lower-case hexadecimal.
 
+    Debian's packages are not among it: `--fresh` takes what is current.
+
     Raises:
-        BuildProblem: a source of packages does not answer.
+        BuildProblem: no official image is pinned.
     """
     digest = hashlib.sha256()
     paths = [HERE / name for name in SOURCES] + [made.folder / "image.json"]
@@ -132,18 +134,10 @@ def inputs_digest(made: Recipe, debian: dict[str, Any]) -> str:
         paths.append(made.requirements)
     for path in paths:
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    digest.update(f"{made.name} {made.way} {platform.machine()}".encode())
+    digest.update(f"{made.name} {made.way} {made.mirror} {platform.machine()}".encode())
     if made.way == "official":
         digest.update((made.folder / "Dockerfile").read_bytes())
         digest.update(_official(made.name).encode())
-        return digest.hexdigest()
-    for mirror in debian["mirrors"]:
-        url = f"{mirror['url']}/dists/{mirror['suite']}/InRelease"
-        try:
-            with urllib.request.urlopen(url, timeout=FETCH_SECONDS) as answer:  # noqa: S310
-                digest.update(hashlib.sha256(answer.read()).digest())
-        except (OSError, urllib.error.URLError) as problem:
-            raise BuildProblem(f"{url}: {problem}; the list of packages is needed") from problem
     return digest.hexdigest()
 
 
@@ -200,10 +194,11 @@ def _from_debian(made: Recipe, debian: dict[str, Any], root: Path, work: Path) -
         '--customize-hook=chroot "$1" python3 -I -S /finish.py',
         '--customize-hook=rm "$1/finish.py"',
     ]
-    sources = [f"deb {item['url']} {item['suite']} main" for item in debian["mirrors"]]
     command = ["mmdebstrap", "--variant=minbase", f"--mode={mode}", "--format=tar"]
     command += [f"--include={','.join(made.packages)}", *hooks, "--quiet"]
-    command += [debian["suite"], str(root), *sources]
+    command += [debian["suite"], str(root)]
+    if made.mirror:
+        command.append(made.mirror)  # else Debian's own, with its security updates
     epoch = str(debian["source_date_epoch"])
     _run(command, {"SOURCE_DATE_EPOCH": epoch})
 
@@ -291,6 +286,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", default=NAMES, help="Which: base, data. Default: all.")
     parser.add_argument("--base", choices=WAYS, default="debian", help="What they are made from.")
     parser.add_argument("--out", type=Path, default=OUT, help="Where images are kept.")
+    parser.add_argument("--mirror", default="", help="Where Debian's packages come from.")
     parser.add_argument("--fresh", action="store_true", help="Build what is there again.")
     parser.add_argument("--load", action="store_true", help="Load them into the engine.")
     options = parser.parse_args(arguments)
@@ -298,7 +294,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if name not in NAMES:
             parser.error(f"there is no image {name!r}; there are {', '.join(NAMES)}")
         try:
-            built = build(recipe(name, options.base), options.out, fresh=options.fresh)
+            built = build(
+                recipe(name, options.base, options.mirror), options.out, fresh=options.fresh
+            )
             if options.load:
                 _run(["docker", "load", "--quiet", "--input", str(built.folder / "image.tar")], {})
         except BuildProblem as problem:
