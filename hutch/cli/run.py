@@ -328,7 +328,8 @@ def print_failure(console: Console, invocation: types.Invocation) -> None:
     if ending.message and not (failure is not None and (failure.traceback or failure.path)):
         console.print(Text(display.safe(ending.message), style="red"))
     evidence = ending.evidence
-    if evidence is not None and evidence.limit:
+    if evidence is not None and evidence.limit and not evidence.limit.endswith("timeout"):
+        # A time is in the message, and exactly.
         console.print(Text(f"limit: {display.line(evidence.limit)} = {evidence.limit_value}"))
 
 

@@ -49,6 +49,8 @@ def test_case_d20_a_timeout_is_an_ending(cli: Cli) -> None:
     done = cli.run("run", cli.program("while True: pass"), "--timeout", "0.5")
     assert done.returncode == 1
     assert "deadline_exceeded" in done.stderr
+    assert "0.5 s" in done.stderr
+    assert "limit:" not in done.stderr  # which has whole seconds: it would say 1
 
 
 @pytest.mark.parametrize(
