@@ -122,9 +122,14 @@ class Threads:
         self._cell = 0
         self._streams_of_main: tuple[Any, Any] = (None, None)
         for name in STARTERS:
-            # Before the module `threading` is there, which keeps them under names of its own.
-            if hasattr(_thread, name):
-                setattr(_thread, name, self._wrap(getattr(_thread, name)))
+            if not hasattr(_thread, name):
+                continue
+            starter = self._wrap(getattr(_thread, name))
+            setattr(_thread, name, starter)
+            # That module keeps them under names of its own, and may be here already: a sandbox can
+            # be the fork of an interpreter that has imported it.
+            if "threading" in sys.modules:
+                setattr(sys.modules["threading"], f"_{name}", starter)
         posix.register_at_fork(after_in_child=self._renew_guard)
 
     def begin_cell(self) -> None:
