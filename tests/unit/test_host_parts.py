@@ -56,6 +56,14 @@ def test_a_template_is_named_by_its_table_and_the_default_one_is_always_there(
     assert (walled.image, walled.runtime) == (image, "runsc")
 
 
+def test_case_s32_a_template_names_its_image_by_digest(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.toml"
+    for image in ("hutch/data", "hutch/data:latest"):
+        path.write_text(f'[templates.data]\nimage = "{image}"\n')
+        with pytest.raises(ConfigError, match="names no digest"):
+            load(path)
+
+
 @pytest.mark.parametrize(
     "text",
     [
