@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.drivers.docker import DockerDriver
-from sandbox.drivers.docker_engine import OWNER_LABEL, Engine
+from sandbox.drivers.docker_engine import OWNER_LABEL, Engine, EngineProblem
 from sandbox.drivers.docker_settings import RUNTIMES
 from tests.support import docker
 from tests.support.proxy import proxy
@@ -171,6 +173,48 @@ async def test_a_connection_that_is_lost_ends_the_sandbox_and_its_end_is_made_up
                 await container.destroy()
             assert await driver.list() == []
     assert engine.owned({OWNER_LABEL: owner}) == {}
+
+
+# The docker package leaves a socket that could not connect to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_an_engine_that_is_killed_costs_its_sandboxes_and_leaves_none_of_them(
+    engine: Engine, folder: Path
+) -> None:
+    """What it ran lives on without it for a while, and is removed once it is back."""
+    pid_file = os.environ.get("ENGINE_PID_FILE")
+    if pid_file is None:
+        pytest.skip("the engine is not one that these tests may kill: see images/engine")
+    owner = secrets.token_hex(8)
+    async with prepared(owner, folder) as driver:
+        containers = [await driver.create(request()) for _ in range(2)]
+        speaker = Speaker(containers[0])
+        await speaker.ready()
+        killed = int(Path(pid_file).read_text())
+        os.kill(killed, signal.SIGKILL)
+        async with asyncio.timeout(GUARD_SECONDS):
+            with pytest.raises(EOFError):
+                await speaker.receive()
+            with pytest.raises(RuntimeError, match="was not removed"):
+                await containers[0].destroy()
+            while not _answers(engine):
+                await asyncio.sleep(0.1)
+            assert len(engine.owned({OWNER_LABEL: owner})) == 2
+            for container in containers:
+                await container.destroy()
+        assert await driver.list() == []
+        following = await driver.create(request())
+        speaker = Speaker(following)
+        await speaker.ready()
+        assert (await speaker.run("print(5)")).last == 5
+    assert engine.owned({OWNER_LABEL: owner}) == {}
+
+
+def _answers(engine: Engine) -> bool:
+    try:
+        engine.facts()
+    except EngineProblem:
+        return False
+    return True
 
 
 async def test_a_container_that_somebody_removes_has_ended(engine: Engine, folder: Path) -> None:
