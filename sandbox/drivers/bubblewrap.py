@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -69,6 +71,7 @@ class BubblewrapDriver:
         cgroup_root: Where cgroups are mounted.
         shared: A folder for what other uids must read; used by a root host only.
         uses_zygote: Whether sandboxes are forked from one interpreter where that can be.
+        preload: The modules that sandboxes of a template find imported, by template.
     """
 
     def __init__(
@@ -79,9 +82,11 @@ class BubblewrapDriver:
         cgroup_root: Path = cgroups.ROOT,
         shared: Path = _SHARED,
         uses_zygote: bool = True,
+        preload: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self._owner = owner
         self._uses_zygote = uses_zygote
+        self._preload = preload or {}
         self._root_host = os.geteuid() == 0
         self._cgroup_root = cgroup_root
         name = cgroups.owner_name(owner)
@@ -92,8 +97,9 @@ class BubblewrapDriver:
         self._hierarchy: cgroups.Hierarchy | None = None
         self._scopes: scope.Scopes | None = None
         self._machine: arguments.Machine | None = None
-        self._forks: Forks | None = None
-        self._made = 0
+        self._forks: dict[tuple[str, ...], Forks] = {}  # by what is imported
+        self._forking = False
+        self._numbers = itertools.count(1)
         self._starting: set[str] = set()
         self._enforcement: tuple[Enforcement, ...] = ()
         self._containers: dict[str, BubblewrapContainer] = {}
@@ -119,23 +125,34 @@ class BubblewrapDriver:
     async def _open_zygote(self) -> str:
         """Has sandboxes forked from now on, and tries one; answers why that cannot be."""
         # Not in a thread: its end would be taken for this process's.
-        forks = Forks(self._start_zygote, self._users, self._hierarchy)
-        self._forks = forks
+        self._forking = True
         try:
             await trial.start_one(self)
         except StartFailed as error:
-            self._forks = None
-            await forks.close()
+            self._forking = False
+            await self._close_forks()
             return str(error)
         return ""
 
-    def _start_zygote(self) -> Zygote:
+    def _forks_of(self, template: str) -> Forks:
+        modules = self._preload.get(template, ())
+        if modules not in self._forks:
+            start = functools.partial(self._start_zygote, modules)
+            self._forks[modules] = Forks(start, self._users, self._hierarchy, self._numbers)
+        return self._forks[modules]
+
+    async def _close_forks(self) -> None:
+        while self._forks:
+            _, forks = self._forks.popitem()
+            await forks.close()
+
+    def _start_zygote(self, modules: tuple[str, ...]) -> Zygote:
         assert self._machine is not None
         namespace = uid = None
         if self._users is not None:
             uid, namespace = self._users.zygote_uid, self._users.zygote_namespace()
         try:
-            argv = arguments.zygote(self._machine, user_namespace=namespace, modules=())
+            argv = arguments.zygote(self._machine, user_namespace=namespace, modules=modules)
             argv = launch.wrap(argv, open_files=rlimits.most_files(), uid=uid)
             return Zygote.start(argv, pass_fds=() if namespace is None else (namespace,))
         finally:
@@ -282,8 +299,8 @@ class BubblewrapDriver:
             raise StartFailed(str(error)) from error
         self._starting.add(sandbox_id)
         try:
-            if self._forks is not None:
-                container = await self._fork(self._forks, request, tmpfs)
+            if self._forking:
+                container = await self._fork(self._forks_of(request.template), request, tmpfs)
             else:
                 container = self._spawn(machine, request, tmpfs)
         except (OSError, StartFailed) as error:
@@ -345,8 +362,7 @@ class BubblewrapDriver:
                 namespace = self._users.namespace(slot)
             join: Sequence[Path] = ()
             if self._hierarchy is not None:
-                self._made += 1
-                group = self._hierarchy.create(f"s{self._made}")
+                group = self._hierarchy.create(str(next(self._numbers)))
                 undo.callback(group.remove)
                 group.limit(limits)
                 join = group.join_files()
@@ -436,8 +452,7 @@ class BubblewrapDriver:
         """Destroys what is left and removes the driver's own folder, cgroups and locks."""
         for container in list(self._containers.values()):
             await container.destroy()
-        if self._forks is not None:
-            await self._forks.close()
+        await self._close_forks()
         if self._hierarchy is not None:
             self._hierarchy.remove()
         if self._users is not None:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,13 +39,18 @@ class Forks:
     """Makes forks, some of them ahead.
 
     Args:
-        start: Starts a zygote.
+        start: Starts a zygote, which has imported what these sandboxes find.
         users: Where each gets its uids; None for this process's own.
         hierarchy: Where each gets its cgroup; None for none.
+        numbers: Names of cgroups.
     """
 
     def __init__(
-        self, start: Callable[[], Zygote], users: Users | None, hierarchy: Hierarchy | None
+        self,
+        start: Callable[[], Zygote],
+        users: Users | None,
+        hierarchy: Hierarchy | None,
+        numbers: Iterator[int],
     ) -> None:
         self._start = start
         self._users = users
@@ -53,7 +58,7 @@ class Forks:
         self._zygote: Zygote | None = None
         self._ready: deque[Fork] = deque()
         self._making: set[asyncio.Task[Fork]] = set()
-        self._made = 0
+        self._numbers = numbers
         self._closed = False
 
     async def take(self) -> Fork:
@@ -117,8 +122,7 @@ class Forks:
             with contextlib.ExitStack() as stack:
                 join: list[int] = []
                 if self._hierarchy is not None:
-                    self._made += 1
-                    group = self._hierarchy.create(str(self._made))
+                    group = self._hierarchy.create(str(next(self._numbers)))
                     for path in group.join_files():
                         join.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
                         stack.callback(os.close, join[-1])

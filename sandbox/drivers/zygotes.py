@@ -3,7 +3,7 @@
 Called by the bubblewrap driver; calls bwrap once, and `sandbox.runtime.zygote` inside it. The
 zygote speaks a message socket: a request carries the descriptors of a new process, and the answer a
 pidfd of it. When the zygote ends, the kernel ends every sandbox that came from it. See
-docs/adr/0009.
+docs/adr/0011.
 """
 
 from __future__ import annotations

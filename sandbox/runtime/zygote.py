@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import socket
+import sys
 
 from . import namespaces
 
@@ -41,6 +42,8 @@ MODULES = (
     "typing",
     "uuid",
 )
+# Libraries of linear algebra start as many threads as there are cores, unless they are told not to.
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 OURS = (
     "supervisor",
     "syscalls",
@@ -64,10 +67,12 @@ def serve(arguments: list[str]) -> NoReturn:
             driver's are; then modules to import.
     """
     name, files, *modules = arguments
-    for module in (*MODULES, *modules):
+    for module in MODULES:
         __import__(module)
     for module in OURS:
         __import__(f"{__package__}.{module}")
+    if modules:
+        _preload(modules)
     place = namespaces.Place(name.encode("ascii"), files)
     host = socket.socket(fileno=0)
     reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -89,6 +94,30 @@ def serve(arguments: list[str]) -> NoReturn:
             if not data:
                 os._exit(0)  # and with it every sandbox that is left
             _fork(host, place, json.loads(data), descriptors)
+
+
+def _preload(modules: list[str]) -> None:
+    """Imports a template's modules, installed ones too, as every sandbox of it will find them.
+
+    Raises:
+        ImportError: one cannot be imported.
+        RuntimeError: one left threads running, which no fork would have.
+    """
+    import site
+
+    site.main()
+    alone = dict.fromkeys(ONE_THREAD, "1")
+    os.environ.update(alone)
+    for module in modules:
+        __import__(module)
+    for variable in alone:
+        del os.environ[variable]
+    if len(os.listdir("/proc/self/task")) > 1:
+        names = ", ".join(modules)
+        raise RuntimeError(f"a module among {names} starts threads when it is imported")
+    numbers = sys.modules.get("numpy.random")
+    if numbers is not None:  # the module `random` does so itself
+        os.register_at_fork(after_in_child=numbers.seed)
 
 
 def _fork(host: socket.socket, place: namespaces.Place, order: Any, descriptors: list[int]) -> None:

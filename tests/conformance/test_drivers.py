@@ -19,10 +19,11 @@ from pathlib import Path
 import pytest
 
 from sandbox.drivers import gaps, procfs
+from sandbox.drivers.bubblewrap import BubblewrapDriver
 from sandbox.drivers.driver import (
     StartFailed,
 )
-from tests.support.sandboxes import GUARD_SECONDS, request
+from tests.support.sandboxes import GUARD_SECONDS, Speaker, request
 from tests.support.subjects import (
     WITHOUT_CGROUPS,
     Subject,
@@ -239,10 +240,11 @@ async def test_fifty_sandboxes_leave_the_machine_as_it_was(subject: Subject, fol
 
 def _forks() -> list[int]:
     """First processes that a zygote forked ahead, which wait to be told what they are."""
+    zygotes = [pid for outer in procfs.children(os.getpid()) for pid in procfs.children(outer)]
     return [
         pid
         for pid in processes_with("-" * 65)
-        if len(inside := procfs.namespace_pids(pid)) > 2 and inside[-1] == 1
+        if (found := procfs.process(pid)) is not None and found.parent in zygotes
     ]
 
 
@@ -310,6 +312,40 @@ async def test_sandboxes_of_one_zygote_draw_different_random_numbers(subject: Su
         _, speaker = await subject.start()
         texts.add((await speaker.run(program)).output)
     assert len(texts) == 3
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="one kind of zygote is enough")
+async def test_a_templates_modules_are_imported_before_its_sandboxes(folder: Path) -> None:
+    preload = {"data": ("sqlite3", "wave"), "broken": ("nothing_of_that_name",)}
+    (folder / "shared").mkdir()
+    driver = BubblewrapDriver("one", folder / "state", shared=folder / "shared", preload=preload)
+    try:
+        statement = await driver.prepare()
+        assert statement.usable, statement.problem
+        for template, expected in (("data", True), ("default", False)):
+            asked = dataclasses.replace(request(), template=template)
+            speaker = Speaker(await driver.create(asked))
+            await speaker.ready()
+            ran = await speaker.run("import sys; print(int('wave' in sys.modules))")
+            assert bool(ran.last) is expected
+        with pytest.raises(StartFailed, match="nothing_of_that_name"):
+            await driver.create(dataclasses.replace(request(), template="broken"))
+    finally:
+        await driver.close()
+
+
+def test_a_module_that_starts_threads_is_not_preloaded(tmp_path: Path) -> None:
+    """No fork would have them, and whoever waits for one would wait for ever."""
+    (tmp_path / "lively.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()\n"
+    )
+    program = "import sys; sys.path.insert(0, sys.argv[1]); from sandbox.runtime import zygote\n"
+    command = [sys.executable, "-c", f"{program}zygote._preload(['lively'])", str(tmp_path)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert "lively starts threads" in done.stderr
 
 
 async def test_close_destroys_what_is_left(subject: Subject) -> None:
