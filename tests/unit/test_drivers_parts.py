@@ -355,12 +355,10 @@ def test_only_what_code_inside_cannot_forge_names_a_sandbox(
 
 
 def test_a_driver_is_made_by_name_only(tmp_path: Path) -> None:
-    assert [drivers.make(name, "one", tmp_path).name for name in drivers.NAMES] == [
-        "bubblewrap",
-        "fake",
-    ]
-    with pytest.raises(ValueError, match="bubblewrap, fake"):
-        drivers.make("docker", "one", tmp_path)
+    names = ["bubblewrap", "docker", "docker-runsc", "fake"]
+    assert [drivers.make(name, "one", tmp_path).name for name in drivers.NAMES] == names
+    with pytest.raises(ValueError, match="bubblewrap, docker, docker-runsc, fake"):
+        drivers.make("podman", "one", tmp_path)
 
 
 def test_the_copy_of_a_wheels_bwrap_keeps_its_libraries_beside_it(tmp_path: Path) -> None:
