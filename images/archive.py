@@ -37,6 +37,7 @@ DROPPED = (
     "etc/group-",
     "etc/gshadow-",
     "etc/hostname",
+    "etc/hosts",
     "etc/machine-id",
     "etc/mtab",
     "etc/passwd-",

@@ -106,7 +106,7 @@ def build(made: Recipe, out: Path = OUT, *, fresh: bool = False) -> Built:
         work = Path(name)
         root = work / "root.tar"
         if made.way == "official":
-            _from_official(made, root)
+            from_dockerfile(made, _official(made.name), root)
         else:
             _from_debian(made, debian, root, work)
         _finish(made, debian, root, work)
@@ -215,12 +215,23 @@ def _install_wheels(lock: Path, target: Path, python: str) -> None:
     shutil.rmtree(target / "bin", ignore_errors=True)  # they name this machine's Python
 
 
-def _from_official(made: Recipe, root: Path) -> None:
+def from_dockerfile(made: Recipe, base: str, root: Path, network: str = "default") -> None:
+    """Writes the root that an image's Dockerfile makes, as a tar file.
+
+    Args:
+        made: Whose Dockerfile.
+        base: The image that it begins with, as the engine names it.
+        root: Where the files go.
+        network: What its steps may reach: `default`, or `none`.
+
+    Raises:
+        BuildProblem: there is no engine, or a step failed.
+    """
     if shutil.which("docker") is None:
         raise BuildProblem("a container engine is needed: sudo apt-get install -y docker.io")
     tag = f"hutch-building/{made.name}:{os.getpid()}"
-    command = ["docker", "build", "--quiet", "--tag", tag, "--build-arg"]
-    command += [f"BASE={_official(made.name)}", "--file", str(made.folder / "Dockerfile")]
+    command = ["docker", "build", "--quiet", "--force-rm", "--network", network, "--tag", tag]
+    command += ["--build-arg", f"BASE={base}", "--file", str(made.folder / "Dockerfile")]
     _run([*command, str(HERE)], {})
     try:
         with _container(tag) as container:
