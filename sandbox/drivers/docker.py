@@ -299,7 +299,7 @@ class DockerDriver:
         try:
             config = self._config(request, image, tmpfs)
             begun = await self._undisturbed(lambda: self._begin(engine, sandbox_id, config))
-        except EngineProblem as error:
+        except (EngineProblem, OSError) as error:
             raise StartFailed(f"cannot start sandbox {sandbox_id}: {error}") from error
         finally:
             self._starting.discard(sandbox_id)
@@ -386,15 +386,17 @@ class DockerDriver:
 
     async def close(self) -> None:
         """Destroys what is left and removes the driver's own folder."""
-        for container in list(self._containers.values()):
-            await container.destroy()
-        if self._hangups is not None:
-            self._hangups.close()
-        await asyncio.to_thread(self._threads.shutdown)
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        try:
+            for container in list(self._containers.values()):
+                await container.destroy()
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        finally:
+            if self._hangups is not None:
+                self._hangups.close()
+            await asyncio.to_thread(self._threads.shutdown)
+            if self._engine is not None:
+                self._engine.close()
+                self._engine = None
 
 
 def _levels(facts: Facts) -> tuple[Enforcement, ...]:

@@ -167,6 +167,6 @@ def test_the_check_states_every_real_driver_as_json(tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-m", "sandbox.host", "--check", "--json"]
     done = subprocess.run(command, capture_output=True, timeout=60, check=False)
     drivers = json.loads(done.stdout)["drivers"]
-    assert [item["driver"] for item in drivers] == ["bubblewrap"]
+    assert [item["driver"] for item in drivers] == ["bubblewrap", "docker", "docker-runsc"]
     assert done.returncode == (0 if drivers[0]["usable"] else 2)
     assert drivers[0]["usable"] or drivers[0]["problem"]
