@@ -29,7 +29,7 @@ def make(name: str, owner: str, state: Path, docker: DockerSettings | None = Non
         case "bubblewrap":
             from sandbox.drivers.bubblewrap import BubblewrapDriver
 
-            return BubblewrapDriver(owner, state)
+            return BubblewrapDriver(owner, state, preload=docker.preload if docker else None)
         case _ if name in RUNTIMES:
             from sandbox.drivers.docker import DockerDriver
 

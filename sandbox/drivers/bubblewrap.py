@@ -27,6 +27,7 @@ from sandbox import packing
 from sandbox.drivers import (
     arguments,
     cgroups,
+    gaps,
     interpreter,
     launch,
     layout,
@@ -117,10 +118,9 @@ class BubblewrapDriver:
             return self._unusable(str(error))
         if not statement.usable or self._scopes is not None or not self._uses_zygote:
             return statement  # a scope has its limits from the beginning
-        if problem := await self._open_zygote():
-            slower = f"Each sandbox starts an interpreter of its own, which is slower: {problem}"
-            return dataclasses.replace(statement, gaps=(*statement.gaps, slower))
-        return statement
+        problem = await self._open_zygote()
+        gap = gaps.OWN_INTERPRETER.replace("…", problem) if problem else gaps.ONE_LAYOUT
+        return dataclasses.replace(statement, gaps=(*statement.gaps, gap))
 
     async def _open_zygote(self) -> str:
         """Has sandboxes forked from now on, and tries one; answers why that cannot be."""
@@ -246,17 +246,17 @@ class BubblewrapDriver:
         return tuple(found.get(entry.limit, entry) for entry in rest)
 
     def _gaps(self, without_cgroups: str) -> tuple[str, ...]:
-        gaps = ["Sandboxes share this machine's kernel."]
+        found = [gaps.SHARED_KERNEL]
         if not self._root_host:
-            gaps.append(
+            found.append(
                 "This host is an ordinary user: supervisor and REPL of all its sandboxes share one "
                 "uid, so it is for one tenant."
             )
         if self._hierarchy is None and self._scopes is None:
-            gaps.append(f"No cgroups: {without_cgroups}, so memory is held for each process only.")
+            found.append(f"No cgroups: {without_cgroups}, so memory is held for each process only.")
         elif self._scopes is not None:
-            gaps.append("The counters of a systemd scope are gone when its last process is.")
-        return tuple(gaps)
+            found.append("The counters of a systemd scope are gone when its last process is.")
+        return tuple(found)
 
     def _remove_leftovers(self) -> None:
         """Ends what an earlier host of this owner left behind, and nobody else's.

@@ -316,6 +316,10 @@ class DockerDriver:
         self._containers[sandbox_id] = container
         return container
 
+    def _preload(self, template: str) -> list[str]:
+        modules = self._settings.preload.get(template)
+        return ["--preload", ",".join(modules)] if modules else []
+
     def _config(self, request: SandboxRequest, image: str, tmpfs: int) -> dict[str, object]:
         limits = request.limits
         # With the sandbox's name, so that the command line of its first process says whose it is.
@@ -336,6 +340,7 @@ class DockerDriver:
                 *packing.start_arguments(archive),
                 *("--open-files", str(limits.open_files_limit)),
                 *("--repl-uid", str(docker_spec.REPL_UID)),
+                *self._preload(request.template),
             ],
             mounts=(
                 docker_spec.Mount(source=self._archive(image), target=archive),

@@ -21,6 +21,10 @@ class Template:
     """The image, by its digest (`sha256:...` or `NAME@sha256:...`); empty: not by an engine."""
     runtime: str = "runc"
     """What runs its containers: `runc`, or `runsc` for a kernel of their own (gVisor)."""
+    preload: tuple[str, ...] = ()
+    """Modules that its sandboxes find imported. Under bubblewrap they are imported once, by the
+    interpreter that sandboxes are forked from, and one that cannot be is a `start_failed`; in a
+    container they are imported while it has nothing to do."""
 
     @property
     def driver(self) -> str:
@@ -42,6 +46,11 @@ class DockerSettings:
     """Which start of the host this is, a label of its containers; no setting."""
     templates: Mapping[str, Template] = field(default_factory=dict)
     """The templates, by name."""
+
+    @property
+    def preload(self) -> dict[str, tuple[str, ...]]:
+        """The modules to import ahead, by template."""
+        return {name: template.preload for name, template in self.templates.items()}
 
     def images(self, driver: str) -> dict[str, str]:
         """The images of the templates that a driver makes, by template."""

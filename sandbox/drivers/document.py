@@ -40,6 +40,9 @@ image = "sha256:..."                          # by digest: an image with Python 
 [templates.strong]
 image = "sha256:..."
 runtime = "runsc"                             # a kernel of its own
+
+[templates.numbers]
+preload = ["decimal", "numpy"]                # no image: bubblewrap, with these imported once
 ```
 """
 _WALLS = """

@@ -63,6 +63,7 @@ class Repl:
         """Prepares the namespace; nothing of the code's runs yet."""
         self._channel = channel
         self._sources: dict[str, str] = {}
+        self._modules = settings.preload
         self._site = imports.SiteFinder()
         self._threads = Threads()
         sys.meta_path.insert(0, imports.Completer(self._completions()))
@@ -103,8 +104,11 @@ class Repl:
         """Prepares for a first cell, step by step, until one comes; returns it if one came."""
         self._prepare()
         self._site.load()
-        for name in PRELOADED:
-            __import__(name)
+        for name in (*PRELOADED, *self._modules):
+            try:
+                __import__(name)
+            except Exception:  # noqa: S110 - a template's; the code meets it when it imports it
+                pass
             order = self._channel.next_order(0)
             if order is not None:
                 return order

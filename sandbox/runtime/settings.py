@@ -9,7 +9,7 @@ from __future__ import annotations
 class Settings:
     """The options of one supervisor."""
 
-    __slots__ = ("grace_seconds", "open_files", "repl_uid", "use_filter", "workspace")
+    __slots__ = ("grace_seconds", "open_files", "preload", "repl_uid", "use_filter", "workspace")
 
     def __init__(self) -> None:
         """Starts from the defaults.
@@ -19,12 +19,14 @@ class Settings:
             repl_uid: the uid of everything that runs user code; -1 means the supervisor's own.
             open_files: the limit of open files of a process; 0 means the one that holds already.
             grace_seconds: how long each step of an interrupt waits for the next.
+            preload: modules to import while there is nothing to do.
             use_filter: whether the REPL installs its system call filter.
         """
         self.workspace = "/workspace"
         self.repl_uid = -1
         self.open_files = 0
         self.grace_seconds = 0.3
+        self.preload: list[str] = []
         self.use_filter = True
 
 
@@ -46,6 +48,8 @@ def parse(arguments: list[str]) -> Settings:
             settings.open_files = int(value)
         elif name == "--grace-milliseconds":
             settings.grace_seconds = int(value) / 1000
+        elif name == "--preload":
+            settings.preload = value.split(",")
         elif name == "--filter":
             settings.use_filter = value != "off"
         else:

@@ -79,3 +79,16 @@ def test_the_command_line_lists_them(configured: Stack) -> None:
     assert listed[1]["image"] == IMAGE
     assert "the machine's own files" in table.stdout
     assert "data: " in table.stderr
+
+
+def test_a_templates_modules_are_there_when_its_code_begins() -> None:
+    config = (
+        '[templates.sounds]\npreload = ["wave"]\n[templates.broken]\npreload = ["no_such_thing"]\n'
+    )
+    program = "import sys\nreturn 'wave' in sys.modules"
+    with stack(config=config) as found, hutch.connect(found.target) as client:
+        assert client.invoke(program=program, template="sounds") is True
+        assert client.invoke(program=program) is False
+        with pytest.raises(hutch.InvocationFailed, match="no_such_thing") as failed:
+            client.invoke(program=program, template="broken")
+        assert failed.value.ending == "start_failed"
