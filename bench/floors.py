@@ -160,7 +160,9 @@ def bare_starts(folder: Path) -> Iterator[Bare]:
     """Gives what makes bare starts."""
     (folder / "driver").mkdir(mode=0o700)
     (folder / "shared").mkdir(mode=0o755)
-    driver = BubblewrapDriver("bench", folder / "driver", shared=folder / "shared")
+    driver = BubblewrapDriver(
+        "bench", folder / "driver", shared=folder / "shared", uses_zygote=False
+    )
     statement = asyncio.run(driver.prepare())
     try:
         if not statement.usable:
