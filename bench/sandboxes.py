@@ -101,7 +101,7 @@ async def _idle(driver: BubblewrapDriver) -> int:
         await channel.until("done")
         await asyncio.sleep(_IDLE_SECONDS)
         own = [pid for pid in procfs.pids() if b"sbx_idle" in procfs.read(pid, "cmdline")]
-        every = [*own, *(below for pid in own for below in procfs.descendants(pid))]
+        every = {*own, *(below for pid in own for below in procfs.descendants(pid))}
         return sum(procfs.pss_bytes(pid) for pid in every)
     finally:
         await container.destroy()
