@@ -364,7 +364,7 @@ class BubblewrapDriver:
             if self._hierarchy is not None:
                 group = self._hierarchy.create(str(next(self._numbers)))
                 undo.callback(group.remove)
-                group.limit(limits)
+                group.limit(limits, beside=1)  # bwrap
                 join = group.join_files()
             seccomp = os.open(machine.layout.seccomp, os.O_RDONLY | os.O_CLOEXEC)
             after.callback(os.close, seccomp)

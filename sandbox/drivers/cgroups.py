@@ -16,8 +16,7 @@ from sandbox.drivers.driver import Enforcement, Level, Limits
 
 ROOT = Path("/sys/fs/cgroup")
 _PERIOD_MICROSECONDS = 100_000
-# bwrap itself stands outside of the sandbox's pid namespace but inside its cgroup.
-_PROCESSES_OF_THE_DRIVER = 1
+_READ_BYTES = 65_536
 _CONTROLLERS = ("memory", "pids", "cpu")
 _LIMIT_NAMES = ("memory", "pids", "cpu")
 
@@ -38,14 +37,28 @@ def owner_name(owner: str) -> str:
 
 
 def _write(path: Path, value: object) -> None:
-    path.write_text(str(value), encoding="ascii")
+    # These files are read and written a few dozen times for each sandbox: without file objects.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, str(value).encode("ascii"))
+    finally:
+        os.close(descriptor)
 
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="ascii")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return ""
+    try:
+        pieces = []
+        while piece := os.read(descriptor, _READ_BYTES):
+            pieces.append(piece)
+        return b"".join(pieces).decode("ascii")
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
 
 
 def _number(path: Path) -> int | None:
@@ -88,17 +101,21 @@ class Cgroup:
         return [folder / name for folder in self.directories]
 
     def pids(self) -> set[int]:
-        """The processes in it."""
-        texts = (_text(folder / "cgroup.procs") for folder in self.directories)
-        return {int(word) for text in texts for word in text.split()}
+        """The processes in it. Each is in all of its directories: they join together, and that the
+        others can be removed proves that none is left there either."""
+        return {int(word) for word in _text(self.directories[0] / "cgroup.procs").split()}
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: Limits, *, beside: int = 0) -> None:
         """Sets a sandbox's limits.
+
+        Args:
+            limits: The sandbox's.
+            beside: Processes of the driver's in it, which do not count.
 
         Raises:
             OSError: The kernel refused.
         """
-        _limit(self, limits)
+        _limit(self, limits, limits.pids_limit + beside)
 
     def counters(self) -> Counters:
         """Reads the kernel's counters."""
@@ -191,9 +208,8 @@ class Hierarchy:
                 parent.rmdir()
 
 
-def _limit(group: Cgroup, limits: Limits) -> None:
+def _limit(group: Cgroup, limits: Limits, processes: int) -> None:
     quota = max(1000, limits.cpu_limit_millis * _PERIOD_MICROSECONDS // 1000)
-    processes = limits.pids_limit + _PROCESSES_OF_THE_DRIVER
     memory, pids, cpu = (group.folders.get(name) for name in _CONTROLLERS)
     if pids:
         _write(pids / "pids.max", processes)

@@ -52,7 +52,7 @@ def test_version_2_writes_the_limits(second: Path) -> None:
     hierarchy = found(second)
     assert (second / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
     group = hierarchy.create("sbx_a")
-    group.limit(LIMITS)
+    group.limit(LIMITS, beside=1)
     (folder,) = group.directories
     assert folder == second / cgroups.owner_name("one") / "sbx_a"
     written = {path.name: path.read_text() for path in folder.iterdir()}
@@ -99,7 +99,7 @@ def test_version_2_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def test_version_1_writes_the_limits_once_per_folder(first: Path) -> None:
     group = found(first).create("sbx_a")
-    group.limit(LIMITS)
+    group.limit(LIMITS, beside=1)
     assert len(group.directories) == 3
     shared = first / "cpu,cpuacct" / cgroups.owner_name("one") / "sbx_a"
     assert group.folders["cpu"] == group.folders["cpuacct"] == shared
