@@ -29,7 +29,8 @@ def make(name: str, owner: str, state: Path, docker: DockerSettings | None = Non
         case "bubblewrap":
             from sandbox.drivers.bubblewrap import BubblewrapDriver
 
-            return BubblewrapDriver(owner, state, preload=docker.preload if docker else None)
+            docker = docker or DockerSettings()
+            return BubblewrapDriver(owner, state, preload=docker.preload, roots=docker.roots)
         case _ if name in RUNTIMES:
             from sandbox.drivers.docker import DockerDriver
 

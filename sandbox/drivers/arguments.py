@@ -55,17 +55,21 @@ class Machine:
     system: tuple[tuple[str, str, str], ...]  # (option, source, destination) for /usr and its like
 
 
-def system_folders() -> tuple[tuple[str, str, str], ...]:
-    """How /usr, /bin, /lib and their like are shown: links as links, folders read-only."""
-    found = [("--ro-bind", "/usr", "/usr")]
+def system_folders(root: Path = Path("/")) -> tuple[tuple[str, str, str], ...]:
+    """How /usr, /bin, /lib and their like are shown: links as links, folders read-only.
+
+    Args:
+        root: The file system that they are of.
+    """
+    found = [("--ro-bind", str(root / "usr"), "/usr")]
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path = Path("/") / name
+        path = root / name
         if path.is_symlink():
-            found.append(("--symlink", os.readlink(path), str(path)))
+            found.append(("--symlink", os.readlink(path), f"/{name}"))
         elif path.is_dir():
-            found.append(("--ro-bind", str(path), str(path)))
-    if Path("/etc/alternatives").is_dir():
-        found.append(("--ro-bind", "/etc/alternatives", "/etc/alternatives"))
+            found.append(("--ro-bind", str(path), f"/{name}"))
+    if (root / "etc/alternatives").is_dir():
+        found.append(("--ro-bind", str(root / "etc/alternatives"), "/etc/alternatives"))
     return tuple(found)
 
 

@@ -73,6 +73,7 @@ class BubblewrapDriver:
         shared: A folder for what other uids must read; used by a root host only.
         uses_zygote: Whether sandboxes are forked from one interpreter where that can be.
         preload: The modules that sandboxes of a template find imported, by template.
+        roots: The root file systems of templates that do not show this machine's, by template.
     """
 
     def __init__(
@@ -84,10 +85,12 @@ class BubblewrapDriver:
         shared: Path = _SHARED,
         uses_zygote: bool = True,
         preload: Mapping[str, tuple[str, ...]] | None = None,
+        roots: Mapping[str, Path] | None = None,
     ) -> None:
         self._owner = owner
         self._uses_zygote = uses_zygote
         self._preload = preload or {}
+        self._roots = roots or {}
         self._root_host = os.geteuid() == 0
         self._cgroup_root = cgroup_root
         name = cgroups.owner_name(owner)
@@ -98,7 +101,8 @@ class BubblewrapDriver:
         self._hierarchy: cgroups.Hierarchy | None = None
         self._scopes: scope.Scopes | None = None
         self._machine: arguments.Machine | None = None
-        self._forks: dict[tuple[str, ...], Forks] = {}  # by what is imported
+        self._others: dict[Path, arguments.Machine | str] = {}  # by root; or what is wrong with it
+        self._forks: dict[tuple[Path | None, tuple[str, ...]], Forks] = {}  # by root and modules
         self._forking = False
         self._numbers = itertools.count(1)
         self._starting: set[str] = set()
@@ -135,24 +139,37 @@ class BubblewrapDriver:
         return ""
 
     def _forks_of(self, template: str) -> Forks:
-        modules = self._preload.get(template, ())
-        if modules not in self._forks:
-            start = functools.partial(self._start_zygote, modules)
-            self._forks[modules] = Forks(start, self._users, self._hierarchy, self._numbers)
-        return self._forks[modules]
+        key = (self._roots.get(template), self._preload.get(template, ()))
+        if key not in self._forks:
+            start = functools.partial(self._start_zygote, self._machine_of(template), key[1])
+            self._forks[key] = Forks(start, self._users, self._hierarchy, self._numbers)
+        return self._forks[key]
+
+    def _machine_of(self, template: str) -> arguments.Machine:
+        """What a template's sandboxes are made from.
+
+        Raises:
+            StartFailed: It cannot be used.
+        """
+        root = self._roots.get(template)
+        found = self._machine if root is None else self._others.get(root)
+        if found is None:
+            raise StartFailed("the bubblewrap driver is not usable: see its statement")
+        if isinstance(found, str):
+            raise StartFailed(f"the root file system of template {template!r}: {found}")
+        return found
 
     async def _close_forks(self) -> None:
         while self._forks:
             _, forks = self._forks.popitem()
             await forks.close()
 
-    def _start_zygote(self, modules: tuple[str, ...]) -> Zygote:
-        assert self._machine is not None
+    def _start_zygote(self, machine: arguments.Machine, modules: tuple[str, ...]) -> Zygote:
         namespace = uid = None
         if self._users is not None:
             uid, namespace = self._users.zygote_uid, self._users.zygote_namespace()
         try:
-            argv = arguments.zygote(self._machine, user_namespace=namespace, modules=modules)
+            argv = arguments.zygote(machine, user_namespace=namespace, modules=modules)
             argv = launch.wrap(argv, open_files=rlimits.most_files(), uid=uid)
             return Zygote.start(argv, pass_fds=() if namespace is None else (namespace,))
         finally:
@@ -184,7 +201,12 @@ class BubblewrapDriver:
         self._machine, problem = trial.choose(bwrap, files, self._users, self._mark)
         if self._machine is None:
             return self._unusable(problem)
-        self._build_archive(self._machine)
+        self._build_archive(self._machine, "")
+        for number, root in enumerate(dict.fromkeys(self._roots.values())):
+            try:
+                self._others[root] = self._open_root(bwrap, root, number)
+            except _UNUSABLE as error:
+                self._others[root] = str(error)
         self._enforcement = self._levels()
         return Statement(
             driver=self.name,
@@ -192,6 +214,21 @@ class BubblewrapDriver:
             enforcement=self._enforcement,
             gaps=self._gaps(without_cgroups),
         )
+
+    def _open_root(self, bwrap: Path, root: Path, number: int) -> arguments.Machine | str:
+        """Tries a root file system; answers with what is wrong with it if it cannot be used."""
+        if not (root / "usr").is_dir():
+            return f"{root} has no folder usr"
+        files = layout.build(self._other(number), root)
+        files.archive.touch(mode=0o644)
+        machine, problem = trial.choose(bwrap, files, self._users, self._mark, root)
+        if machine is None:
+            return problem
+        self._build_archive(machine, f"-{number}")
+        return machine
+
+    def _other(self, number: int) -> Path:
+        return self._folder.with_name(f"{self._folder.name}-{number}")
 
     def _unusable(self, problem: str) -> Statement:
         return Statement(
@@ -217,7 +254,7 @@ class BubblewrapDriver:
         """Frees what `command` took."""
         trial.release(command, self._users)
 
-    def _build_archive(self, machine: arguments.Machine) -> None:
+    def _build_archive(self, machine: arguments.Machine, suffix: str) -> None:
         """Has the archive compiled inside a sandbox, by the interpreter that will run it."""
 
         def run(command: Sequence[str], given: bytes) -> bytes:
@@ -228,7 +265,7 @@ class BubblewrapDriver:
             return done.stdout
 
         self._archives.mkdir(mode=0o700, parents=True, exist_ok=True)
-        kept = self._archives / f"{self.name}.bundle"
+        kept = self._archives / f"{self.name}{suffix}.bundle"
         packing.build_archive(str(machine.interpreter.executable), kept, run)
         shutil.copyfile(kept, machine.layout.archive)
         machine.layout.archive.chmod(0o644)
@@ -285,9 +322,8 @@ class BubblewrapDriver:
         Raises:
             StartFailed: It could not be made; nothing of it is left.
         """
-        machine, limits, sandbox_id = self._machine, request.limits, request.sandbox_id
-        if machine is None:
-            raise StartFailed("the bubblewrap driver is not usable: see its statement")
+        limits, sandbox_id = request.limits, request.sandbox_id
+        machine = self._machine_of(request.template)
         check_name(sandbox_id)
         if sandbox_id in self._containers or sandbox_id in self._starting:
             raise StartFailed(f"sandbox {sandbox_id} exists")
@@ -457,5 +493,6 @@ class BubblewrapDriver:
             self._hierarchy.remove()
         if self._users is not None:
             self._users.close()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        for folder in (self._folder, *(self._other(at) for at in range(len(self._others)))):
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         self._machine = None

@@ -21,6 +21,10 @@ class Template:
     """The image, by its digest (`sha256:...` or `NAME@sha256:...`); empty: not by an engine."""
     runtime: str = "runc"
     """What runs its containers: `runc`, or `runsc` for a kernel of their own (gVisor)."""
+    root: str = ""
+    """A folder with the root file system that its sandboxes have under bubblewrap, of which they
+    see `/usr` with `/bin` and `/lib`, read-only; empty: this machine's own. `make images` writes a
+    layer to unpack there."""
     preload: tuple[str, ...] = ()
     """Modules that its sandboxes find imported. Under bubblewrap they are imported once, by the
     interpreter that sandboxes are forked from, and one that cannot be is a `start_failed`; in a
@@ -30,6 +34,8 @@ class Template:
     def driver(self) -> str:
         """The driver that makes its sandboxes; empty: the host's default one."""
         names = {runtime: name for name, runtime in RUNTIMES.items()}
+        if self.root:
+            return "bubblewrap"
         return names[self.runtime] if self.image else ""
 
 
@@ -51,6 +57,11 @@ class DockerSettings:
     def preload(self) -> dict[str, tuple[str, ...]]:
         """The modules to import ahead, by template."""
         return {name: template.preload for name, template in self.templates.items()}
+
+    @property
+    def roots(self) -> dict[str, Path]:
+        """The root file systems of the templates that name one, by template."""
+        return {name: Path(found.root) for name, found in self.templates.items() if found.root}
 
     def images(self, driver: str) -> dict[str, str]:
         """The images of the templates that a driver makes, by template."""

@@ -41,6 +41,9 @@ image = "sha256:..."                          # by digest: an image with Python 
 image = "sha256:..."
 runtime = "runsc"                             # a kernel of its own
 
+[templates.small]
+root = "/srv/hutch/base"                      # no image: bubblewrap, with this root file system
+
 [templates.numbers]
 preload = ["decimal", "numpy"]                # no image: bubblewrap, with these imported once
 ```

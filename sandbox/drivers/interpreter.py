@@ -61,6 +61,19 @@ def candidates(uid: int | None) -> list[Interpreter]:
     return found
 
 
+def of_root(root: Path) -> list[Interpreter]:
+    """The interpreter of another root file system.
+
+    Args:
+        root: Where that lies.
+    """
+    for inside in (SYSTEM, Path("/usr/local/bin/python3")):
+        if os.path.lexists(root / inside.relative_to("/")):
+            return [Interpreter(executable=inside, prefix=None)]
+    problem = "its root file system has no such file; install Python 3.9 or newer into it"
+    return [Interpreter(executable=SYSTEM, prefix=None, problem=problem)]
+
+
 def _own(executable: Path, uid: int | None) -> Interpreter:
     prefix = Path(sys.base_prefix).resolve()
     needed = [executable, Path(os.__file__)]

@@ -54,8 +54,12 @@ class Layout:
         return self.root / f"cpus-{number}"
 
 
-def build(root: Path) -> Layout:
+def build(root: Path, system: Path = Path("/")) -> Layout:
     """Writes the folder anew.
+
+    Args:
+        root: The folder.
+        system: The file system that sandboxes see.
 
     Raises:
         OSError: It cannot be written.
@@ -73,7 +77,9 @@ def build(root: Path) -> Layout:
     _write(layout.etc / "nsswitch.conf", _NSSWITCH.encode())
     _write(layout.etc / "hosts", _HOSTS.encode())
     for name in _COPIED:
-        if (source := Path("/etc") / name).is_file():
+        source = system / "etc" / name
+        # A link in another root leads to this machine's files.
+        if source.is_file() and (system == Path("/") or not source.is_symlink()):
             _write(layout.etc / name, source.read_bytes())
     _write(layout.seccomp, seccomp.filter_bytes())
     _write(layout.empty, b"")

@@ -121,16 +121,28 @@ async def start_one(driver: Driver) -> None:
 
 
 def choose(
-    bwrap: Path, files: layout.Layout, users: Users | None, mark: str
+    bwrap: Path,
+    files: layout.Layout,
+    users: Users | None,
+    mark: str,
+    root: Path | None = None,
 ) -> tuple[arguments.Machine | None, str]:
     """Tries each interpreter in a real sandbox and takes the first that runs there.
+
+    Args:
+        bwrap: The program.
+        files: What sandboxes see beside the system.
+        users: Where uids come from.
+        mark: The owner's.
+        root: The root file system; None for this machine's own.
 
     Returns:
         What every sandbox is made from, or None and what is wrong, with the mend.
     """
     problems: list[str] = []
     uid = users.first_uid if users is not None else None
-    for found in interpreter.candidates(uid):
+    candidates = interpreter.of_root(root) if root else interpreter.candidates(uid)
+    for found in candidates:
         if found.problem:
             problems.append(f"{found.executable}: {found.problem}")
             continue
@@ -139,7 +151,7 @@ def choose(
             interpreter=found,
             layout=files,
             mark=mark,
-            system=arguments.system_folders(),
+            system=arguments.system_folders(root or Path("/")),
         )
         done = run(machine, users, [str(found.executable), "-I", "-S", "-c", _PROGRAM])
         if done.returncode != 0:

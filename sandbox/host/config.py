@@ -146,6 +146,10 @@ def _template(where: str, table: Any) -> Template:
     if template.runtime not in RUNTIMES.values():
         known = " or ".join(RUNTIMES.values())
         raise ConfigError(f"{where} runtime: {template.runtime!r} is none; {known}")
+    if template.image and template.root:
+        raise ConfigError(f"{where}: image and root are one too many: an engine has images")
+    if template.root and not Path(template.root).is_absolute():
+        raise ConfigError(f"{where} root: {template.root!r} is no absolute path")
     if template.image and "sha256:" not in template.image:
         raise ConfigError(
             f"{where} image: {template.image!r} names no digest: write sha256:... or "

@@ -243,6 +243,8 @@ def test_templates_name_their_image_and_their_driver(tmp_path: Path) -> None:
         ('[templates.a]\nimage = "python:3.12"', "digest"),
         (f'[templates.a]\nimage = "{DIGEST}"\nruntime = "crun"', "runc or runsc"),
         ('[templates.a]\nimages = ""', "unknown key 'images'"),
+        (f'[templates.a]\nimage = "{DIGEST}"\nroot = "/srv"', "one too many"),
+        ('[templates.a]\nroot = "srv"', "no absolute path"),
         ("[docker]\ngeneration = 1", "unknown key 'generation'"),
         ("[host]\ndocker = ['x']", "unknown key 'docker'"),
         ("templates = 1", "must be a table"),
