@@ -1,0 +1,90 @@
+"""Attacks by code inside on its first process and neighbours, each shown to work in the open."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import textwrap
+
+from tests.support.subjects import Subject
+
+ON_A_PROCESS = textwrap.dedent("""
+    import ctypes, json, os, resource, signal
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = {}
+    def attempt(name, number, *arguments):
+        done = libc.syscall(number, *map(ctypes.c_long, arguments))
+        answer[name] = ctypes.get_errno() if done == -1 else "done"
+        return done
+    text = ctypes.create_string_buffer(b"x" * 8)
+    class Piece(ctypes.Structure):
+        _fields_ = [("base", ctypes.c_void_p), ("size", ctypes.c_size_t)]
+    here = Piece(ctypes.addressof(text), 8)
+    piece = ctypes.addressof(here)
+    attempt("process_vm_readv", 310, TARGET, piece, 1, piece, 1, 0)
+    attempt("process_vm_writev", 311, TARGET, piece, 1, piece, 1, 0)
+    pidfd = libc.syscall(434, TARGET, 0)
+    attempt("pidfd_getfd", 438, pidfd, 1, 0)
+    attempt("pidfd_send_signal", 424, pidfd, signal.SIGCONT, 0, 0)
+    attempt("kill", 62, TARGET, signal.SIGCONT)
+    limits = (ctypes.c_uint64 * 2)(64, 64)
+    attempt("prlimit", 302, TARGET, resource.RLIMIT_NOFILE, ctypes.addressof(limits), 0)
+    print(json.dumps(answer))
+""")
+
+IN_THE_OPEN = """
+import os, signal
+child = os.fork()
+if child == 0:
+    signal.pause()
+    os._exit(0)
+try:
+    exec(CODE.replace("TARGET", str(child)))
+finally:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+"""
+
+
+async def test_case_s16_calls_on_the_first_process_are_refused(subject: Subject) -> None:
+    """On a forked child, which has the same addresses, each of them is done."""
+    subject.needs_container()
+    control = subprocess.run(
+        [sys.executable, "-c", f"CODE = {ON_A_PROCESS!r}\n{IN_THE_OPEN}"],
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    assert set(json.loads(control.stdout).values()) == {"done"}, control.stdout
+    _, speaker = await subject.start()
+    answer = (await speaker.run(ON_A_PROCESS.replace("TARGET", "1"))).last
+    assert all(isinstance(value, int) for value in answer.values()), answer
+    assert (await speaker.run("print(1 + 1)")).last == 2
+
+
+async def test_neighbours_meet_by_no_name_of_the_kernels(subject: Subject) -> None:
+    """Abstract sockets, shared memory of System V: found in one's own sandbox, in no other."""
+    subject.needs_container()
+    name, key = secrets.token_hex(8), secrets.randbelow(1 << 30) + 1
+    _, one = await subject.start()
+    _, two = await subject.start()
+    offer = textwrap.dedent(f"""
+        import ctypes, socket
+        kept = socket.socket(socket.AF_UNIX)
+        kept.bind("\\0{name}")
+        kept.listen()
+        made = ctypes.CDLL(None).shmget({key}, 4096, 0o1666)
+        open("/dev/shm/{name}", "w").close()
+    """)
+    seek = textwrap.dedent(f"""
+        import ctypes, json, os, socket
+        seeker = socket.socket(socket.AF_UNIX)
+        found = [seeker.connect_ex("\\0{name}") == 0,
+                 ctypes.CDLL(None).shmget({key}, 4096, 0o666) != -1,
+                 os.path.exists("/dev/shm/{name}")]
+        print(json.dumps(found))
+    """)
+    assert (await one.run(offer + seek)).last == [True, True, True]
+    assert (await two.run(seek)).last == [False, False, False]
