@@ -11,6 +11,10 @@ PROTOS := $(sort $(wildcard proto/hutch/v1/*.proto))
 OUT ?= out/stdlib_census
 SEED ?= 1
 RUNS ?= 1000
+EXAMPLES ?= 5000
+
+FUZZED := $(addprefix tests/unit/test_,contracts_fuzz.py contracts_worker.py host_inbound.py \
+    runtime_frames.py runtime_values.py)
 
 generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_python_out=$(1) \
     --mypy_out=$(1) --mypy_grpc_out=$(1) $(PROTOS)
@@ -19,7 +23,7 @@ generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_p
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-docker soak sim check images images-pin test-images proto bench lock clean prerequisites
+.PHONY: help demo test test-docker soak fuzz sim check images images-pin test-images proto bench lock clean prerequisites
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +41,9 @@ test-docker: $(STAMP) ## Run what needs a container engine; root on Debian gets 
 
 soak: $(STAMP) ## Run the tests that have full sizes, which take minutes
 	$(BIN)/python -m pytest -m soak $(PYTEST_ARGS)
+
+fuzz: $(STAMP) ## Try EXAMPLES inputs on each decoder, schema check and check of names
+	HYPOTHESIS_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest $(FUZZED) $(PYTEST_ARGS)
 
 sim: $(STAMP) ## Simulate hosts, faults and recovery: RUNS seeds, the first is SEED
 	$(BIN)/python -m tests.simulation $(SEED) $(RUNS)

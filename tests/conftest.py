@@ -33,7 +33,10 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
     os.environ["XDG_STATE_HOME"] = str(Path(folder, "pytest-of-all", "state"))
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
-    hypothesis.settings.register_profile("hutch", deadline=None, print_blob=True)
+    examples = int(os.environ.get("HYPOTHESIS_EXAMPLES", "100"))
+    hypothesis.settings.register_profile(
+        "hutch", deadline=None, print_blob=True, max_examples=examples
+    )
     hypothesis.settings.load_profile("hutch")
 
 
