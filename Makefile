@@ -13,7 +13,7 @@ SEED ?= 1
 RUNS ?= 1000
 EXAMPLES ?= 5000
 
-FUZZED := $(addprefix tests/unit/test_,contracts_fuzz.py contracts_worker.py host_inbound.py \
+FUZZED := $(addprefix tests/unit/test_,contracts_fuzz.py contracts_worker.py files_fuzz.py host_inbound.py \
     runtime_frames.py runtime_values.py)
 
 generate = $(BIN)/python -m grpc_tools.protoc -Iproto --python_out=$(1) --grpc_python_out=$(1) \

@@ -27,4 +27,5 @@ def media_type_of(name: str, given: str = "") -> str:
     """The media type that was given, or the one its name suggests."""
     if given and len(given) <= 128 and given.isascii() and given.isprintable():
         return given
-    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+    # As a path: a name like `data:TYPE,` would be read as a URL that says its own type.
+    return mimetypes.guess_type(f"./{name}")[0] or "application/octet-stream"
