@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 
-from tests.support.subjects import Subject
+from tests.support.subjects import ROOT, Subject
 
 ON_A_PROCESS = textwrap.dedent("""
     import ctypes, json, os, resource, signal
@@ -88,3 +88,36 @@ async def test_neighbours_meet_by_no_name_of_the_kernels(subject: Subject) -> No
     """)
     assert (await one.run(offer + seek)).last == [True, True, True]
     assert (await two.run(seek)).last == [False, False, False]
+
+
+async def test_case_s20_no_control_group_is_in_reach(subject: Subject) -> None:
+    """The same search finds some on the machine, where it runs as root."""
+    subject.needs_container()
+    look = textwrap.dedent("""
+        import json, os
+        found = []
+        for line in open("/proc/self/mountinfo"):
+            place, kind = line.split()[4], line.split(" - ")[1].split()[0]
+            if kind.startswith("cgroup"):
+                found.append(place)
+        writable = []
+        for top in {*found, "/sys/fs/cgroup"}:
+            for folder, folders, names in os.walk(top):
+                for name in {"cgroup.procs", "release_agent", "notify_on_release"} & set(names):
+                    try:
+                        os.close(os.open(os.path.join(folder, name), os.O_WRONLY))
+                        writable.append(os.path.join(folder, name))
+                    except OSError:
+                        pass
+                if folder.count("/") > 5:
+                    folders.clear()
+        print(json.dumps([found, writable]))
+    """)
+    control = subprocess.run(
+        [sys.executable, "-c", look], capture_output=True, check=True, timeout=60
+    )
+    outside = json.loads(control.stdout)
+    assert outside[0]
+    assert outside[1] or not ROOT
+    _, speaker = await subject.start()
+    assert (await speaker.run(look)).last[1] == []
