@@ -125,6 +125,8 @@ def test_case_d20_at_a_terminal_ctrl_c_interrupts_and_ctrl_d_leaves(cli: Cli) ->
     terminal.wait_for("marker")
     terminal.type(" + 1, len(__history__)\n")
     terminal.wait_for("(42, 3)")
+    # Only the prompt takes this key for what it is: before it the terminal keeps it as another.
+    terminal.wait_for(">>> ")
     terminal.type("\x04")
     assert terminal.close() == 0
 
