@@ -156,7 +156,10 @@ class Supervisor:
             mask |= select.POLLOUT if self._repl.wants_write else 0
             if mask:
                 poll.register(self._repl.descriptor, mask)
-        if self._cell is not None and has_room and not self._is_pausing():
+        # Asked once: a pause that is over a moment later must still bound the wait, or the output
+        # that is not watched here would never be read.
+        is_pausing = self._is_pausing()
+        if self._cell is not None and has_room and not is_pausing:
             for stream in self._cell.outputs.readable():
                 poll.register(stream.descriptor, select.POLLIN)
         if self._capture is not None and has_room:
@@ -168,13 +171,13 @@ class Supervisor:
                 poll.register(self._files.descriptor, select.POLLIN)
         if self._stdin.wants_write:
             poll.register(self._stdin.descriptor, select.POLLOUT)
-        events = poll.poll(self._timeout())
+        events = poll.poll(self._timeout(is_pausing=is_pausing))
         ready = {descriptor for descriptor, _ in events}
         if self._wake in ready:
             posix.read(self._wake, 4096)
         return ready
 
-    def _timeout(self) -> float | None:
+    def _timeout(self, *, is_pausing: bool) -> float | None:
         """Returns how long nothing needs to be done, in milliseconds; None: no limit."""
         if self._reaps_on:
             return 0
@@ -185,7 +188,7 @@ class Supervisor:
             return 0
         moments = [self._files.next_time(), cell.next_time() if cell is not None else None]
         moments.append(self._link.held_until or None)
-        if cell is not None and self._is_pausing():
+        if cell is not None and is_pausing:
             moments.append(self._pause_until)
         due = [moment for moment in moments if moment is not None]
         if not due:

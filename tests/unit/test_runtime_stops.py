@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from sandbox.runtime import frames
+from sandbox.runtime.supervisor import Supervisor
 from tests.support.frame_client import FrameClient, Report, supervisor
 
 
@@ -215,3 +217,19 @@ def test_code_that_keeps_every_descriptor_open_is_told_so(client: FrameClient) -
 def test_the_codes_processes_go_first_when_memory_is_short(client: FrameClient) -> None:
     report = client.run("open('/proc/self/oom_score_adj').read()", mode="interactive")
     assert report.text == "'500\\n'"
+
+
+def test_a_pause_that_is_over_by_now_still_bounds_the_wait_for_what_it_left_unwatched() -> None:
+    """Else output that came in the pause is never read, and its cell never ends."""
+    waiting = Supervisor.__new__(Supervisor)
+    idle = SimpleNamespace(is_sweeping=False, draining=False, next_time=lambda: None)
+    vars(waiting).update(
+        _reaps_on=False,
+        _capture_sweep=None,
+        _files=idle,
+        _cell=idle,
+        _link=SimpleNamespace(held_until=0.0),
+        _pause_until=time.monotonic() - 1,
+    )
+    assert waiting._timeout(is_pausing=True) is not None
+    assert waiting._timeout(is_pausing=False) is None
