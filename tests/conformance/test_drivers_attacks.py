@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+from sandbox.drivers import gaps
 from tests.support.subjects import ROOT, Subject
 
 ON_A_PROCESS = textwrap.dedent("""
@@ -121,3 +122,38 @@ async def test_case_s20_no_control_group_is_in_reach(subject: Subject) -> None:
     assert outside[1] or not ROOT
     _, speaker = await subject.start()
     assert (await speaker.run(look)).last[1] == []
+
+
+ON_MOUNTS = textwrap.dedent("""
+    import ctypes, json
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = {}
+    def attempt(name, done):
+        answer[name] = ctypes.get_errno() if done == -1 else "done"
+    REMOUNT, DETACH = 32, 2
+    attempt("mount", libc.mount(b"none", b"/tmp", b"tmpfs", ctypes.c_ulong(0), None))
+    attempt("remount", libc.mount(None, b"/tmp", None, ctypes.c_ulong(REMOUNT), None))
+    attempt("umount", libc.umount2(b"/proc", DETACH))
+    print(json.dumps(answer))
+""")
+
+
+async def test_what_lies_below_a_sandboxes_own_mounts_stays_covered(subject: Subject) -> None:
+    """A sandbox that was forked has its /proc and terminals above those of what it was forked from.
+    In namespaces of one's own, with their rights, each of these calls is done."""
+    subject.needs_container()
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--mount-proc"]
+    control = subprocess.run(
+        [*alone, "/usr/bin/python3", "-c", ON_MOUNTS], capture_output=True, check=True, timeout=60
+    )
+    assert set(json.loads(control.stdout).values()) == {"done"}, control.stdout
+    _, speaker = await subject.start()
+    answer = (await speaker.run(ON_MOUNTS)).last
+    assert all(isinstance(value, int) for value in answer.values()), answer
+    seen = "import os; print(max(int(name) for name in os.listdir('/proc') if name.isdecimal()))"
+    assert (await speaker.run(seen)).last < 100  # its own processes, and not the zygote's
+    lines = (
+        "print(sum(1 for line in open('/proc/self/uid_map')), open('/proc/self/uid_map').read())"
+    )
+    mapped = (await speaker.run(lines)).output.split()
+    assert all(int(size) == 1 for size in mapped[3::3]) or subject.has_gap(gaps.SHARED_UIDS)
