@@ -148,7 +148,8 @@ class Proxy:
 async def _closed(end: asyncio.StreamWriter) -> None:
     end.transport.abort()
     with suppress(OSError):
-        await end.wait_closed()
+        # All wait for one future: whoever is cancelled must not cancel it for the others.
+        await asyncio.shield(end.wait_closed())
 
 
 @contextmanager
